@@ -1,0 +1,198 @@
+"""Every message between the processes. Field order is the wire format (`wire`).
+
+A batch is sent row by row: row r computes `num_tokens[r]` tokens from position `starts[r]`, and its block table is
+`blocks[block_offsets[r]:block_offsets[r + 1]]`, long enough for `starts[r] + num_tokens[r]` tokens of KV.
+Times are seconds of `time.monotonic()`, which all processes of a machine share.
+"""
+
+from dataclasses import dataclass
+
+from dualpace.runtime.wire import F32, F64, I32, I64, U8, Message
+
+DECODE, PREFILL_GPU, PREFILL_CPU = 0, 1, 2  # `GpuBatch.kinds`
+SWAP_OUT, SWAP_IN = 0, 1  # `GpuBatch.transfer_kinds`
+TOKEN_IN_FLIGHT = -1  # a decode row whose input is the token that the step before samples
+
+
+# ---- engine -> GPU worker
+
+
+@dataclass(slots=True)
+class GpuBatch(Message, kind=1):
+    """One GPU step: copies to start, then rows to compute. Either part may be empty."""
+
+    step: int
+    request_ids: I64
+    kinds: U8
+    starts: I32
+    num_tokens: I32
+    sample: U8  # 0 for a piece of a prompt that is not its last
+    transfer_ids: I64  # of a PREFILL_CPU row, else -1
+    token_ids: I32  # all rows' input tokens, one after another
+    block_offsets: I32  # R + 1
+    blocks: I32  # HBM blocks; host blocks for PREFILL_CPU rows
+    temperature: F32
+    top_k: I32
+    top_p: F32
+    uniform: F32
+    migration_ids: I64
+    migration_kinds: U8
+    migration_offsets: I32  # M + 1, into both lists
+    source_blocks: I32
+    target_blocks: I32
+
+
+# ---- engine -> CPU worker
+
+
+@dataclass(slots=True)
+class CpuBatch(Message, kind=2):
+    """One decode iteration over host-resident rows: row r appends at position `starts[r]`."""
+
+    step: int
+    route: int  # index into `routing.Route`
+    request_ids: I64
+    token_ids: I32
+    starts: I32
+    block_offsets: I32
+    blocks: I32
+    temperature: F32
+    top_k: I32
+    top_p: F32
+    uniform: F32
+
+
+# ---- worker -> engine
+
+
+@dataclass(slots=True)
+class Phase(Message, kind=10):
+    """What a starting process is doing, for people and for /ready."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Ready(Message, kind=11):
+    """A worker (or the engine) can serve. `info` is a JSON object: seconds by phase, memory, kernels chosen."""
+
+    info: str
+
+
+@dataclass(slots=True)
+class Failed(Message, kind=12):
+    """The sender cannot go on. `text` is for people; `user_error` is 1 where they can fix it."""
+
+    text: str
+    user_error: int
+
+
+@dataclass(slots=True)
+class StepDone(Message, kind=13):
+    """Tokens of a batch, aligned with its rows; -1 where a row did not sample."""
+
+    step: int
+    started_s: float
+    duration_s: float
+    tokens: I32
+    compiles_after_ready: int
+
+
+@dataclass(slots=True)
+class StepDropped(Message, kind=14):
+    """A CPU iteration was given up because the worker that served its assist was lost; run it again."""
+
+    step: int
+
+
+@dataclass(slots=True)
+class TransfersDone(Message, kind=15):
+    """Copies whose last event has fired."""
+
+    transfer_ids: I64
+
+
+@dataclass(slots=True)
+class AssistDone(Message, kind=16):
+    """One Dense Assist as the GPU worker saw it (Figure 12), and the CPU worker's wait; seconds."""
+
+    kind_of_assist: int
+    layer: int
+    rows: int
+    wait_s: float
+    launch_s: float
+    h2d_s: float
+    compute_s: float
+    sampling_s: float
+    d2h_s: float
+    finalize_s: float
+
+
+# ---- server <-> engine
+
+
+@dataclass(slots=True)
+class Hello(Message, kind=20):
+    """First message to an engine or worker: the plan as JSON."""
+
+    plan: str
+
+
+@dataclass(slots=True)
+class Submit(Message, kind=21):
+    """New requests. Prompt i is `tokens[offsets[i]:offsets[i + 1]]`; `top_k` 0 and `top_p` 1 are off."""
+
+    request_ids: I64
+    arrivals_s: F64
+    offsets: I64
+    tokens: I32
+    max_tokens: I32
+    ignore_eos: U8
+    temperature: F32
+    top_k: I32
+    top_p: F32
+    seeds: I64
+
+
+@dataclass(slots=True)
+class Cancel(Message, kind=22):
+    """The client is gone or has all that it wants; the engine frees what these requests hold."""
+
+    request_ids: I64
+
+
+@dataclass(slots=True)
+class Refused(Message, kind=23):
+    """A submitted request that can never run, and why."""
+
+    request_id: int
+    text: str
+
+
+@dataclass(slots=True)
+class Tokens(Message, kind=24):
+    """One round's tokens. `engines`: 0 GPU, 1 CPU. `finished`: 0 goes on, 1 stop (EOS), 2 length."""
+
+    request_ids: I64
+    tokens: I32
+    engines: U8
+    finished: U8
+
+
+@dataclass(slots=True)
+class AskStats(Message, kind=25):
+    """Answered by `Stats`."""
+
+
+@dataclass(slots=True)
+class Stats(Message, kind=26):
+    """State of queues, pools, rounds and workers as a JSON object."""
+
+    info: str
+
+
+@dataclass(slots=True)
+class Shutdown(Message, kind=27):
+    """Finish or drop what runs within `drain_s`, then end."""
+
+    drain_s: float

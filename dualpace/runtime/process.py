@@ -1,0 +1,98 @@
+"""Starting a process that cannot outlive its parent, with descriptors, an environment and a message to begin with.
+
+The parent keeps one end of a socket pair, the *lifeline*: the child reads its plan from it and ends when it closes;
+SIGKILL of the parent is covered by PR_SET_PDEATHSIG as well.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from dualpace.runtime.wire import Message, decode
+
+_LENGTH = struct.Struct("<q")
+_PR_SET_PDEATHSIG = 1
+
+
+def start_process(
+    module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Runs `python -m module --lifeline FD *arguments`; `fds` are inherited under their own numbers.
+
+    Call it from the main thread: the kernel ties PDEATHSIG to the thread that forks.
+    """
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", module, "--lifeline", str(theirs.fileno()), *arguments]
+    process = subprocess.Popen(
+        command,
+        pass_fds=[theirs.fileno(), *fds],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+    )
+    theirs.close()
+    return process, ours
+
+
+def become_child(ignore_signals: bool) -> None:
+    """First thing in a child: die with the parent, and leave SIGINT and SIGTERM to it if asked."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    if os.getppid() != parent:  # it died before the request
+        os._exit(1)
+    if ignore_signals:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def frame(message: Message) -> bytearray:
+    """`message` with its length in front, as it travels through a socket."""
+    buffer = bytearray(_LENGTH.size + message.nbytes())
+    _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
+    message.encode_into(memoryview(buffer)[_LENGTH.size :])
+    return buffer
+
+
+def send(sock: socket.socket, message: Message) -> None:
+    """Blocking send of one message."""
+    sock.sendall(frame(message))
+
+
+def receive(sock: socket.socket) -> Message:
+    """Blocking receive of one message. Raises EOFError when the other side is gone."""
+    (length,) = _LENGTH.unpack(_read_exactly(sock, _LENGTH.size))
+    return decode(_read_exactly(sock, length))
+
+
+def _read_exactly(sock: socket.socket, nbytes: int) -> bytearray:
+    data = bytearray()
+    while len(data) < nbytes:
+        piece = sock.recv(nbytes - len(data))
+        if not piece:
+            raise EOFError("the other side closed the socket")
+        data += piece
+    return data
+
+
+class FrameReader:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        self._data += data
+        messages = []
+        while len(self._data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data)
+            end = _LENGTH.size + length
+            if len(self._data) < end:
+                break
+            messages.append(decode(self._data[_LENGTH.size : end]))
+            del self._data[:end]
+        return messages
