@@ -1,0 +1,1 @@
+"""What runs on the host: ISA and topology, paged attention. Knows nothing about requests."""

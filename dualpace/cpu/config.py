@@ -1,0 +1,12 @@
+"""Schema of the CPU engine's worker. Plain data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class CpuConfig:
+    """The engine that decodes host-resident requests."""
+
+    threads: int | None = None  # of one rank; None: the cores that the core map gives it
+    max_batch_size: int = 256  # requests in one decode batch (paper 4.3, CPU decode batch limit)
+    tp: int = 1  # ranks, one NUMA node each

@@ -1,0 +1,1 @@
+"""Who runs what, when: engines, schedulers, workers, server."""

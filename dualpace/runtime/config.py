@@ -1,0 +1,101 @@
+"""Schemas that the runtime owns: GPU engine, KV pools, routing, policies, server, logs.
+
+Plain data, not frozen (a frozen schema refuses overrides); `plan.py` freezes what they resolve to.
+"""
+
+from dataclasses import dataclass
+
+DEVICES = ("auto", "cpu", "cuda")
+OUTPUT_ESTIMATES = ("declared", "quantile")
+
+
+@dataclass(slots=True, kw_only=True)
+class HwConfig:
+    """Facts about the machine, as a `+hw=` file states them; `auto` means: probe it."""
+
+    name: str = "auto"
+    gpu: str | None = None  # product name
+    gpus: int | None = None  # None: not stated; 0: there is none
+    vram_gib: float | None = None  # of one GPU
+    cpu: str | None = None  # product name
+    cores: int | None = None  # physical cores given to serving
+    host_gib: float | None = None  # memory that serving may use
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuConfig:
+    """The engine that prefills everything and decodes the HBM-resident requests."""
+
+    device: str = "auto"  # auto | cuda | cpu (torch on the CPU stands in)
+    threads: int | None = None  # of the stand-in; None: the cores that the core map gives it
+    token_limit: int = 1024  # soft: bounds optional prefill and swap-in (paper 4.3)
+    max_batched_tokens: int | None = None  # hard; None: the larger of token_limit and 8192
+    max_batch_size: int = 256  # rows in one round
+    tp: int = 1  # ranks, one GPU each
+
+
+@dataclass(slots=True, kw_only=True)
+class KvConfig:
+    """Sizes of both KV pools, in blocks of 16 tokens or in GiB; None: from the memory there is."""
+
+    gpu_blocks: int | None = None
+    host_blocks: int | None = None
+    gpu_gib: float | None = None
+    host_gib: float | None = None
+    output_estimate: str = "quantile"  # quantile | declared (the paper: max_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class AssistConfig:
+    """Routing thresholds (Equation 5): (0, 0), or F < P. Both None: every batch runs Full-CPU."""
+
+    post_attention_limit: int | None = None  # P: largest CPU batch with local post-attention
+    post_layer_limit: int | None = None  # F: largest CPU batch with a local post-layer
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyConfig:
+    """Base of the policies' schemas; `name` picks the policy from the registry."""
+
+    name: str = "dualpace"
+
+
+@dataclass(slots=True, kw_only=True)
+class DualPacePolicyConfig(PolicyConfig):
+    """The paper's two independent schedulers."""
+
+    # Prefill-to-CPU is admitted only while fewer requests wait; None: the CPU batch limit.
+    cpu_waiting_limit: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuOnlyPolicyConfig(PolicyConfig):
+    """Chunked prefill and recompute preemption; no host tier."""
+
+    name: str = "gpu_only"
+
+
+@dataclass(slots=True, kw_only=True)
+class NeoPolicyConfig(PolicyConfig):
+    """GPU-gated asymmetric pipeline (paper 3.1)."""
+
+    name: str = "neo"
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP front."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_timeout_s: float = 5.0  # after Ctrl-C, running streams may still end for so long
+
+
+@dataclass(slots=True, kw_only=True)
+class RuntimeConfig:
+    """Logs and switches of the engine process."""
+
+    round_log: str | None = None  # file for JSON lines, one a round
+    request_log: str | None = None  # file for a JSON list, one entry a request
+    look_ahead: bool = True  # schedule the next GPU round while one runs
+    worker_module: str = "dualpace.runtime.worker"  # started with python -m; tests put fakes here

@@ -1,0 +1,159 @@
+"""The plan: every setting resolved to one value, frozen, the same in every process.
+
+Made once by `resolve.resolve`, logged, and handed to engine and workers as JSON. Plain data: no
+torch, no defaults, nothing left to decide. Sizes of pools count block 0, the scratch block.
+"""
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Self
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """What is served, with the shape facts that pools and buffers are sized by."""
+
+    source: str  # for graphs.load.resolve_source
+    name: str  # as clients see it
+    dtype: str  # bf16 | float32
+    seed: int  # of random weights
+    max_context: int  # tokens of prompt and output together
+    num_layers: int
+    hidden: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilePlan:
+    backend_gpu: str
+    backend_cpu: str
+    buckets: tuple[int, ...] | None
+    cache_dir: str | None
+    start: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """The accelerator worker; `device` cpu is the torch stand-in."""
+
+    device: str  # cpu | cuda
+    threads: int
+    cores: tuple[int, ...]
+    token_limit: int  # soft
+    max_batched_tokens: int  # hard
+    max_batch_size: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuPlan:
+    threads: int
+    cores: tuple[int, ...]
+    max_batch_size: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPlan:
+    """Both pools. `gpu_blocks` and `host_blocks` count physical blocks, scratch included."""
+
+    gpu_blocks: int
+    host_blocks: int
+    block_tokens: int
+    bytes_per_block: int  # all layers, K and V
+    output_estimate: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistPlan:
+    """Equation 5's P and F."""
+
+    post_attention_limit: int
+    post_layer_limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPlan:
+    """The policy's registered name and its own settings, resolved."""
+
+    name: str
+    options: tuple[tuple[str, int | float | str | bool], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    host: str
+    port: int
+    drain_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimePlan:
+    round_log: str | None  # absolute
+    request_log: str | None  # absolute
+    look_ahead: bool
+    worker_module: str
+    cores: tuple[int, ...]  # of the server and engine processes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    hw: str
+    model: ModelPlan
+    compile: CompilePlan
+    gpu: GpuPlan
+    cpu: CpuPlan
+    kv: KvPlan
+    assist: AssistPlan
+    policy: PolicyPlan
+    server: ServerPlan
+    runtime: RuntimePlan
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The plan that `to_json` wrote; KeyError or TypeError for any other text."""
+        return typing.cast(Self, _build(cls, json.loads(text)))
+
+    def lines(self) -> list[str]:
+        """One `group: key=value ...` a group, for logs and people."""
+        lines = []
+        for group, values in asdict(self).items():
+            shown = (
+                " ".join(f"{key}={value}" for key, value in values.items())
+                if isinstance(values, dict)
+                else str(values)
+            )
+            lines.append(f"{group}: {shown}")
+        return lines
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """`value` as JSON read it, as `kind`: nested dataclasses, and tuples for lists."""
+    if is_dataclass(kind):
+        return _build_dataclass(kind, value)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None or not isinstance(value, list):
+            return value
+        return _build(next(a for a in arguments if typing.get_origin(a) is tuple), value)
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_build(arguments[0], item) for item in value)
+        return tuple(_build(a, item) for a, item in zip(arguments, value, strict=True))
+    return value
+
+
+def _build_dataclass(kind: Any, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    return kind(**{f.name: _build(hints[f.name], values[f.name]) for f in fields(kind)})
