@@ -22,12 +22,13 @@ _PR_SET_PDEATHSIG = 1
 def start_process(
     module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Runs `python -m module --lifeline FD *arguments`; `fds` are inherited under their own numbers.
+    """Runs `python -m module --lifeline FD --parent PID *arguments`, which inherits `fds`.
 
     Call it from the main thread: the kernel ties PDEATHSIG to the thread that forks.
     """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", module, "--lifeline", str(theirs.fileno()), *arguments]
+    link = ["--lifeline", str(theirs.fileno()), "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", module, *link, *arguments]
     process = subprocess.Popen(
         command,
         pass_fds=[theirs.fileno(), *fds],
@@ -38,12 +39,11 @@ def start_process(
     return process, ours
 
 
-def become_child(ignore_signals: bool) -> None:
+def become_child(parent_pid: int, ignore_signals: bool) -> None:
     """First thing in a child: die with the parent, and leave SIGINT and SIGTERM to it if asked."""
-    parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
-    if os.getppid() != parent:  # it died before the request
+    if os.getppid() != parent_pid:  # it died before the request
         os._exit(1)
     if ignore_signals:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
