@@ -1,9 +1,9 @@
 """The shared buffer of GPU Dense Assist (paper section 4.2): CPU-Ready -> GPU-Running -> GPU-Done.
 
-The CPU worker writes a batch's tensors and publishes; the GPU worker serves it at its next stage boundary. The
-handshake changes no ownership. Every state carries the epoch of its publication: when a worker dies, the engine
-raises the epoch and rings the survivor, and whatever an older epoch left is void. Knows no torch: activations are
-byte regions of `AssistLayout`.
+The CPU worker writes a batch's tensors and publishes; the GPU worker serves it at its next stage
+boundary. The handshake changes no ownership. Every state carries the epoch of its publication:
+when a worker dies, the engine raises the epoch and rings the survivor, and whatever an older
+epoch left is void. Knows no torch: activations are byte regions of `AssistLayout`.
 """
 
 import time
@@ -24,7 +24,7 @@ class AssistState(IntEnum):
 
 
 class AssistKind(IntEnum):
-    """What the GPU runs: one post-attention; the last one with the post-layer; the post-layer alone."""
+    """One post-attention; the last one with the post-layer; the post-layer alone."""
 
     POST_ATTENTION = 0
     POST_ATTENTION_FINAL = 1
@@ -74,7 +74,7 @@ class AssistLayout:
 
 
 class AssistBuffer:
-    """One side's view of the buffer. `bytes_of(name)` gives an activation region for torch to wrap."""
+    """One side's view of the buffer. `bytes_of` gives an activation region for torch to wrap."""
 
     def __init__(self, region: SharedRegion, layout: AssistLayout) -> None:
         self.layout = layout
@@ -129,7 +129,7 @@ class AssistBuffer:
     # ---- GPU worker
 
     def take(self) -> tuple[AssistKind, int, int, int] | None:
-        """(kind, layer, rows, epoch) of a ready assist, which is now running; None if there is none."""
+        """(kind, layer, rows, epoch) of a ready assist, which is now running, or None."""
         if self._control[0] != AssistState.CPU_READY or self._control[4] != self._epoch[0]:
             return None
         self._control[0] = AssistState.GPU_RUNNING

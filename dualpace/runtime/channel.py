@@ -1,11 +1,14 @@
-"""A channel between the engine and one worker: two mailboxes in shared memory and an eventfd to wake each side.
+"""A channel between the engine and one worker: two mailboxes in shared memory and an eventfd to
+wake each side.
 
-Each mailbox has one writer and one reader. A worker's doorbell is rung by everyone who wants its attention (engine,
-the other worker for an assist, its own copy thread), so that one `poll` waits for all of them and nobody spins.
+Each mailbox has one writer and one reader. A worker's doorbell is rung by everyone who wants its
+attention (engine, the other worker for an assist, its own copy thread), so that one `poll` waits
+for all of them and nobody spins.
 """
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,7 +121,5 @@ def ring(bell: int) -> None:
 
 def silence(bell: int) -> None:
     """Call before looking for work, so that a ring during the look is not lost."""
-    try:
+    with suppress(BlockingIOError):  # nobody has rung
         os.eventfd_read(bell)
-    except BlockingIOError:
-        pass  # nobody has rung

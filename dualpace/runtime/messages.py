@@ -1,8 +1,9 @@
 """Every message between the processes. Field order is the wire format (`wire`).
 
-A batch is sent row by row: row r computes `num_tokens[r]` tokens from position `starts[r]`, and its block table is
-`blocks[block_offsets[r]:block_offsets[r + 1]]`, long enough for `starts[r] + num_tokens[r]` tokens of KV.
-Times are seconds of `time.monotonic()`, which all processes of a machine share.
+A batch is sent row by row: row r computes `num_tokens[r]` tokens from position `starts[r]`, and
+its block table is `blocks[block_offsets[r]:block_offsets[r + 1]]`, long enough for `starts[r] +
+num_tokens[r]` tokens of KV. Times are seconds of `time.monotonic()`, which all processes of a
+machine share.
 """
 
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Phase(Message, kind=10):
 
 @dataclass(slots=True)
 class Ready(Message, kind=11):
-    """A worker (or the engine) can serve. `info` is a JSON object: seconds by phase, memory, kernels chosen."""
+    """The sender can serve. `info` is a JSON object: seconds by phase, memory, kernels."""
 
     info: str
 
@@ -100,7 +101,7 @@ class StepDone(Message, kind=13):
 
 @dataclass(slots=True)
 class StepDropped(Message, kind=14):
-    """A CPU iteration was given up because the worker that served its assist was lost; run it again."""
+    """A CPU iteration lost the worker that served its assist; run it again."""
 
     step: int
 
@@ -140,7 +141,7 @@ class Hello(Message, kind=20):
 
 @dataclass(slots=True)
 class Submit(Message, kind=21):
-    """New requests. Prompt i is `tokens[offsets[i]:offsets[i + 1]]`; `top_k` 0 and `top_p` 1 are off."""
+    """New requests. Prompt i is `tokens[offsets[i]:offsets[i + 1]]`; top_k 0, top_p 1 are off."""
 
     request_ids: I64
     arrivals_s: F64
@@ -171,7 +172,7 @@ class Refused(Message, kind=23):
 
 @dataclass(slots=True)
 class Tokens(Message, kind=24):
-    """One round's tokens. `engines`: 0 GPU, 1 CPU. `finished`: 0 goes on, 1 stop (EOS), 2 length."""
+    """One round's tokens. `engines`: 0 GPU, 1 CPU. `finished`: 0 no, 1 stop (EOS), 2 length."""
 
     request_ids: I64
     tokens: I32

@@ -1,7 +1,8 @@
-"""Starting a process that cannot outlive its parent, with descriptors, an environment and a message to begin with.
+"""Starting a process that cannot outlive its parent, with descriptors, an environment and a
+message to begin with.
 
-The parent keeps one end of a socket pair, the *lifeline*: the child reads its plan from it and ends when it closes;
-SIGKILL of the parent is covered by PR_SET_PDEATHSIG as well.
+The parent keeps one end of a socket pair, the *lifeline*: the child reads its plan from it and
+ends when it closes; SIGKILL of the parent is covered by PR_SET_PDEATHSIG as well.
 """
 
 import ctypes

@@ -1,6 +1,8 @@
-"""Anonymous shared memory that is really there: a memfd, reserved in full, mapped, passed by descriptor.
+"""Anonymous shared memory that is really there: a memfd, reserved in full, mapped, passed by
+descriptor.
 
-It has no name, so nothing is left behind however a process ends, and no tracker can unlink it under its users.
+It has no name, so nothing is left behind however a process ends, and no tracker can unlink it
+under its users.
 """
 
 import errno
@@ -21,7 +23,7 @@ class SharedRegion:
 
     @classmethod
     def create(cls, name: str, nbytes: int) -> "SharedRegion":
-        """Reserves every page now. Raises ConfigError where the machine has not that much memory."""
+        """Reserves every page now. Raises ConfigError where there is not that much memory."""
         assert nbytes > 0
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
@@ -31,7 +33,7 @@ class SharedRegion:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             raise ConfigError(
-                f"{name} needs {nbytes / 2**30:.2f} GiB of memory and the machine has not that much free; "
+                f"{name} needs {nbytes / 2**30:.2f} GiB of memory and that much is not free; "
                 "lower kv.host_blocks"
             ) from None
         return cls(fd, nbytes)
@@ -41,7 +43,7 @@ class SharedRegion:
         return cls(fd, os.fstat(fd).st_size)
 
     def close(self) -> None:
-        """Unmaps, unless arrays still look into it (then the process's end does), and closes the descriptor."""
+        """Unmaps, unless arrays still look into it (then their end does), and closes `fd`."""
         try:
             self.view.release()
             self._map.close()

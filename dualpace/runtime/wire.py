@@ -1,8 +1,8 @@
 """Binary messages without pickle: a message is a dataclass, its fields are its wire format.
 
-`int` and `float` take 8 bytes, `str` and arrays a length and their bytes, all padded to 8. An array field is
-annotated with one of the aliases below, which fixes its dtype. Knows nothing about who sends what (`messages`)
-or how bytes travel (`channel`).
+`int` and `float` take 8 bytes, `str` and arrays a length and their bytes, all padded to 8. An
+array field is annotated with one of the aliases below, which fixes its dtype. Knows nothing about
+who sends what (`messages`) or how bytes travel (`channel`).
 """
 
 import struct
@@ -48,7 +48,7 @@ def _padded(nbytes: int) -> int:
 
 @dataclass(slots=True)
 class Message:
-    """Base of all messages. A subclass names its number on the wire: `class Ready(Message, kind=3)`."""
+    """Base of all messages. A subclass names its number: `class Ready(Message, kind=3)`."""
 
     kind: ClassVar[int] = 0
 
