@@ -1,0 +1,1 @@
+"""What is asked of a server and how its answers are judged: workloads, metrics, plots."""

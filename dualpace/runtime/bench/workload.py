@@ -1,0 +1,242 @@
+"""Workloads by name: a list of request lengths and arrival times. Knows nothing about text,
+servers or schedulers; the same list drives the live benchmark and the simulator."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.bench.config import (
+    AzureWorkloadConfig,
+    FixedWorkloadConfig,
+    LognormalWorkloadConfig,
+    ShareGptWorkloadConfig,
+    WorkloadConfig,
+)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One request to send: lengths in tokens, arrival in seconds from the start of the run.
+
+    `output_len` is what the model will say; `max_tokens` is what the client asks for at most
+    (None: left out).
+    """
+
+    id: int
+    arrival_s: float
+    prompt_len: int
+    output_len: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Raw lengths (tokens) of n requests, and their own times (s) where the source has them."""
+
+    prompt: Ints
+    output: Ints
+    times: Floats | None = None
+
+
+def load_workload(config: WorkloadConfig) -> list[RequestSpec]:
+    """The requests of a workload, in order of arrival; the same config gives the same list."""
+    check(config)
+    lengths = SOURCES[config.name](config)
+    if len(lengths.prompt) < config.num_requests:
+        raise ConfigError(
+            f"workload.num_requests={config.num_requests} is more than the {len(lengths.prompt)} "
+            "requests that the workload holds; lower it."
+        )
+    prompt = reshape(lengths.prompt, config.prompt_mean)
+    output = reshape(lengths.output, config.output_mean)
+    arrivals = arrival_times(config, lengths.times)
+    declared = config.max_tokens == "trace"
+    return [
+        RequestSpec(i, t, p, o, o if declared else None)
+        for i, (t, p, o) in enumerate(
+            zip(arrivals.tolist(), prompt.tolist(), output.tolist(), strict=True)
+        )
+    ]
+
+
+def check(config: WorkloadConfig) -> None:
+    """ConfigError for values that no workload can serve."""
+    if config.name not in SOURCES:
+        raise ConfigError(
+            f"workload.name={config.name} is unknown; choose one of {', '.join(sorted(SOURCES))}."
+        )
+    if config.num_requests < 1:
+        raise ConfigError(f"workload.num_requests={config.num_requests} must be at least 1.")
+    if not config.rate > 0:
+        raise ConfigError(
+            f"workload.rate={config.rate} must be above 0 requests/s (inf sends all at once)."
+        )
+    for key in ("prompt_mean", "output_mean"):
+        mean = getattr(config, key)
+        if mean is not None and not 1 <= mean < math.inf:
+            raise ConfigError(f"workload.{key}={mean} must be at least 1 token.")
+    if config.arrival not in ("exponential", "constant", "trace"):
+        raise ConfigError(
+            f"workload.arrival={config.arrival} must be exponential, constant or trace."
+        )
+    if config.max_tokens not in ("trace", "unset"):
+        raise ConfigError(f"workload.max_tokens={config.max_tokens} must be trace or unset.")
+
+
+def reshape(lengths: Ints, mean: float | None) -> Ints:
+    """Scale lengths so that their mean is `mean`; none falls below 1.
+
+    The factor is found by bisection because the floor of 1 moves the mean.
+    """
+    if mean is None:
+        return np.maximum(lengths, 1)
+    low, high = 0.0, mean  # at high, every length is at least `mean` (lengths are >= 1)
+    floored = np.maximum(lengths, 1)
+    for _ in range(60):
+        factor = (low + high) / 2
+        if scaled(floored, factor).mean() < mean:
+            low = factor
+        else:
+            high = factor
+    return scaled(floored, high)
+
+
+def scaled(lengths: Ints, factor: float) -> Ints:
+    """Multiply and round, each rounding error carried to the next length: traces repeat a few short
+    lengths so often that rounding each alone would move the mean by jumps."""
+    rounded = np.diff(np.rint(np.cumsum(lengths * factor)), prepend=0)
+    return np.maximum(rounded, 1).astype(np.int64)
+
+
+def arrival_times(config: WorkloadConfig, times: Floats | None) -> Floats:
+    """Arrival times in seconds, first one at its own gap after 0 (trace: first one at 0).
+
+    The gaps are scaled so that n requests arrive in exactly n / rate seconds. With
+    `arrival=trace` the trace's own times are used, scaled to the rate when it is finite.
+    """
+    n = config.num_requests
+    if config.arrival == "trace":
+        if times is None:
+            raise ConfigError(
+                f"workload.arrival=trace needs a workload with times, {config.name} has none; "
+                "use exponential or constant."
+            )
+        own: Floats = times[:n] - times[0]
+        if math.isinf(config.rate):
+            return own
+        stretch = n / config.rate / own[-1] if own[-1] > 0 else 0.0
+        return np.multiply(own, stretch)
+    if math.isinf(config.rate):
+        return np.zeros(n)
+    if config.arrival == "constant":
+        return np.arange(1, n + 1) / config.rate
+    gaps = np.random.default_rng(config.seed).exponential(size=n)
+    return np.multiply(np.cumsum(gaps), n / config.rate / gaps.sum())
+
+
+# Sources: each returns at least `num_requests` lengths where the source has them.
+
+
+def azure(config: WorkloadConfig) -> Lengths:
+    """`TIMESTAMP,ContextTokens,GeneratedTokens`; fractions of a second may have any length, and the
+    2024 files add a UTC offset."""
+    assert isinstance(config, AzureWorkloadConfig)
+    path = existing(config.path)
+    with path.open(newline="") as file:
+        rows = list(islice(csv.DictReader(file), config.num_requests))
+    try:
+        times = [seconds(row["TIMESTAMP"]) for row in rows]
+        prompt = [int(float(row["ContextTokens"])) for row in rows]
+        output = [int(float(row["GeneratedTokens"])) for row in rows]
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"workload.path={path} is not an Azure trace (columns TIMESTAMP, ContextTokens, "
+            f"GeneratedTokens): {error!r}."
+        ) from None
+    return Lengths(np.array(prompt, np.int64), np.array(output, np.int64), np.array(times))
+
+
+def seconds(stamp: str) -> float:
+    """Seconds since the epoch, of `2023-11-16 18:15:46.6805900` or `2024-05-10 00:00:00.00993+00:00`.
+
+    The fraction is parsed by hand because seven decimals are more than the standard library accepts.
+    """
+    moment = datetime.fromisoformat(stamp[:19]).replace(tzinfo=UTC)
+    fraction = stamp[19:].split("+")[0].rstrip("Z")
+    return moment.timestamp() + (float(fraction) if fraction else 0.0)
+
+
+def sharegpt(config: WorkloadConfig) -> Lengths:
+    """A JSON list whose items give `prompt_len` and `output_len`, or `conversations` as ShareGPT's
+    do (the first two turns; lengths by characters per token)."""
+    assert isinstance(config, ShareGptWorkloadConfig)
+    path = existing(config.path)
+    with path.open() as file:
+        items: list[dict[str, Any]] = json.load(file)
+    pairs = [pair for item in items if (pair := item_lengths(item, config.chars_per_token))]
+    prompt, output = zip(*pairs[: config.num_requests], strict=True) if pairs else ((), ())
+    return Lengths(np.array(prompt, np.int64), np.array(output, np.int64))
+
+
+def item_lengths(item: dict[str, Any], chars_per_token: float) -> tuple[int, int] | None:
+    if "prompt_len" in item:
+        return int(item["prompt_len"]), int(item["output_len"])
+    turns = item.get("conversations") or []
+    if len(turns) < 2:
+        return None
+    prompt, answer = (
+        max(1, round(len(cast(str, turn["value"])) / chars_per_token)) for turn in turns[:2]
+    )
+    return prompt, answer
+
+
+def fixed(config: WorkloadConfig) -> Lengths:
+    assert isinstance(config, FixedWorkloadConfig)
+    n = config.num_requests
+    return Lengths(np.full(n, config.prompt_len), np.full(n, config.output_len))
+
+
+def lognormal(config: WorkloadConfig) -> Lengths:
+    assert isinstance(config, LognormalWorkloadConfig)
+    # A stream of its own, so that lengths do not depend on the arrivals' draws.
+    rng = np.random.default_rng([config.seed, 1])
+
+    def draw(median: float, sigma: float) -> Ints:
+        drawn = rng.lognormal(math.log(median), sigma, config.num_requests)
+        return np.clip(np.rint(drawn), 1, config.max_len).astype(np.int64)
+
+    prompt = draw(config.prompt_median, config.prompt_sigma)
+    return Lengths(prompt, draw(config.output_median, config.output_sigma))
+
+
+def existing(path: str) -> Path:
+    if not Path(path).is_file():
+        raise ConfigError(f"workload.path={path} is not a file; give the trace's path.")
+    return Path(path)
+
+
+SOURCES: dict[str, Callable[[WorkloadConfig], Lengths]] = {
+    "azure": azure,
+    "sharegpt": sharegpt,
+    "fixed": fixed,
+    "lognormal": lognormal,
+}
+
+
+def means(requests: Sequence[RequestSpec]) -> tuple[float, float]:
+    """Mean prompt and output length in tokens."""
+    n = len(requests)
+    return sum(r.prompt_len for r in requests) / n, sum(r.output_len for r in requests) / n
