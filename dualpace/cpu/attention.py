@@ -1,0 +1,150 @@
+"""Paged decode attention on the host: one query token a row against KV blocks of 16 tokens (paper section 4).
+
+`paged_decode` is the whole operation. A worker calls `plan_decode` once a round and a `PagedDecoder` once a layer:
+the plan, the scratch and the argument block are then shared by all layers and only three addresses change.
+This file knows nothing about models, pools or schedules.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualpace.cpu import decode_kernel as kernel
+from dualpace.cpu.openmp import parallel
+from dualpace.cpu.plan import BLOCK_TOKENS, DecodePlan, plan_decode
+
+__all__ = ["PagedDecoder", "paged_decode", "plan_decode"]
+
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+def paged_decode(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """Attention of one new token a row over its paged context, into `out`.
+
+    q             [B, q_heads, d], bfloat16 or float32
+    kv_cache      [blocks, 2, kv_heads, 16, d], same dtype; rows of one head are contiguous, block and head strides
+                  are free (`pool[:, layer]` of a block-major pool)
+    block_tables  [B, max_blocks] int32: physical blocks of each row's context, in order
+    context_lens  [B] int32, at least 1: tokens each row attends to, its own included
+    scale         multiplies the scores (1 / sqrt(d) as a rule)
+    out           like q; every element is written
+    Raises ValueError for shapes, dtypes or lengths that do not fit together.
+    """
+    decoder = PagedDecoder(q.shape[1], kv_cache.shape[2], q.shape[2], q.dtype)
+    plan = plan_decode(context_lens.numpy(), kv_cache.shape[2], torch.get_num_threads())
+    decoder.begin(plan, block_tables)
+    decoder.run(q, kv_cache, scale, out)
+
+
+class PagedDecoder:
+    """`paged_decode` for one model shape, with everything reusable kept: `begin` once a round, `run` once a layer.
+
+    Not for use by two threads at once: a round's state lies in its argument block.
+    """
+
+    def __init__(self, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype):
+        if dtype not in _DTYPES:
+            raise ValueError(f"paged attention takes bfloat16 or float32, not {dtype}")
+        if num_q_heads % num_kv_heads:
+            raise ValueError(
+                f"{num_q_heads} query heads do not divide among {num_kv_heads} KV heads"
+            )
+        self.num_q_heads, self.num_kv_heads = num_q_heads, num_kv_heads
+        self.head_dim, self.dtype = head_dim, dtype
+        self.group = num_q_heads // num_kv_heads
+        self._function = kernel.decode_kernel(head_dim, self.group, dtype == torch.bfloat16)
+        self._block = np.zeros(kernel.NUM_FIELDS, np.int64)
+        self._num_threads = 0
+        self._scratch = self._partials = np.empty(0, np.float32)
+        self._item_done = np.zeros(0, np.int64)
+        self._plan: DecodePlan | None = None
+        self._block_tables: Tensor | None = None
+
+    def begin(self, plan: DecodePlan, block_tables: Tensor) -> None:
+        """Take a round's plan and block tables ([B, max_blocks] int32); both are kept until the next round."""
+        if plan.num_kv_heads != self.num_kv_heads:
+            raise ValueError(
+                f"the plan is for {plan.num_kv_heads} KV heads, not {self.num_kv_heads}"
+            )
+        wanted = -(-int(plan.context_lens.max()) // BLOCK_TOKENS)
+        if (
+            block_tables.dtype != torch.int32
+            or block_tables.shape[0] != plan.num_rows
+            or block_tables.shape[1] < wanted
+            or block_tables.stride(1) != 1
+        ):
+            raise ValueError(
+                f"block_tables must be int32 [{plan.num_rows}, at least {wanted}] with contiguous rows"
+            )
+        self._plan, self._block_tables, self._num_threads = plan, block_tables, plan.num_threads
+        heads = plan.heads_per_item
+        state = kernel.state_floats(self.head_dim, self.group)
+        self._scratch = _at_least(
+            self._scratch,
+            plan.num_threads * kernel.scratch_floats(self.head_dim, self.group, heads),
+        )
+        self._partials = _at_least(self._partials, plan.num_slots * heads * state)
+        if len(self._item_done) < len(plan.item_slots):
+            self._item_done = np.zeros(len(plan.item_slots), np.int64)
+        block = self._block
+        block[kernel.NUM_CHUNKS] = plan.num_chunks
+        block[kernel.CHUNK_STARTS] = plan.chunk_starts.ctypes.data
+        block[kernel.SEGMENTS] = plan.segments.ctypes.data
+        block[kernel.ITEM_SLOTS] = plan.item_slots.ctypes.data
+        block[kernel.ITEM_DONE] = self._item_done.ctypes.data
+        block[kernel.CONTEXT_LENS] = plan.context_lens.ctypes.data
+        block[kernel.HEADS_PER_ITEM] = heads
+        block[kernel.BLOCK_TABLES] = block_tables.data_ptr()
+        block[kernel.TABLE_STRIDE] = block_tables.stride(0) * 4
+        block[kernel.SCRATCH] = self._scratch.ctypes.data
+        block[kernel.PARTIALS] = self._partials.ctypes.data
+
+    def run(self, q: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """One layer: as `paged_decode`, with the plan and the block tables of the current round."""
+        self._check(q, kv_cache, out)
+        block, size = self._block, q.element_size()
+        block[kernel.NEXT_CHUNK] = block[kernel.NEXT_THREAD] = 0
+        block[kernel.QUERY] = q.data_ptr()
+        block[kernel.QUERY_STRIDE] = q.stride(0) * size
+        block[kernel.OUT] = out.data_ptr()
+        block[kernel.OUT_STRIDE] = out.stride(0) * size
+        block[kernel.CACHE] = kv_cache.data_ptr()
+        block[kernel.BLOCK_STRIDE] = kv_cache.stride(0) * size
+        block[kernel.VALUE_STRIDE] = kv_cache.stride(1) * size
+        block[kernel.HEAD_STRIDE] = kv_cache.stride(2) * size
+        (block[kernel.SCALE_BITS],) = struct.unpack("I", struct.pack("f", scale * kernel.LOG2E))
+        parallel(self._function, block.ctypes.data, self._num_threads)
+
+    def _check(self, q: Tensor, kv_cache: Tensor, out: Tensor) -> None:
+        plan = self._plan
+        if plan is None:
+            raise ValueError("PagedDecoder.run before begin: the round has no plan yet")
+        rows = (plan.num_rows, self.num_q_heads, self.head_dim)
+        cache = (2, self.num_kv_heads, BLOCK_TOKENS, self.head_dim)
+        for name, tensor in (("q", q), ("out", out)):
+            if (
+                tensor.shape != rows
+                or tensor.dtype != self.dtype
+                or tensor.stride()[1:] != (self.head_dim, 1)
+            ):
+                raise ValueError(f"{name} must be {self.dtype} {rows} with contiguous rows")
+        if kv_cache.shape[1:] != cache or kv_cache.dtype != self.dtype:
+            raise ValueError(
+                f"kv_cache must be {self.dtype} [blocks, {', '.join(map(str, cache))}]"
+            )
+        if kv_cache.stride()[3:] != (self.head_dim, 1):
+            raise ValueError("the 16 rows of a KV block and head must be contiguous")
+
+
+def _at_least(array: np.ndarray, size: int) -> np.ndarray:
+    return array if len(array) >= size else np.empty(size, np.float32)
