@@ -2,4 +2,4 @@
 
 
 class ConfigError(ValueError):
-    """A setting or input that cannot work: one sentence with the key, its value, the limit and a remedy."""
+    """A setting or input that cannot work, in one sentence: key, value, limit and remedy."""

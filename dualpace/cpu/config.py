@@ -9,4 +9,6 @@ class CpuConfig:
 
     threads: int | None = None  # of one rank; None: the cores that the core map gives it
     max_batch_size: int = 256  # requests in one decode batch (paper 4.3, CPU decode batch limit)
+    # Prefill-to-CPU is admitted only while fewer requests wait for the CPU; None: max_batch_size
+    max_waiting: int | None = None
     tp: int = 1  # ranks, one NUMA node each

@@ -4,6 +4,9 @@ Plain data, not frozen (a frozen schema refuses overrides); `plan.py` freezes wh
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from omegaconf import MISSING
 
 DEVICES = ("auto", "cpu", "cuda")
 OUTPUT_ESTIMATES = ("declared", "quantile")
@@ -36,7 +39,10 @@ class GpuConfig:
 
 @dataclass(slots=True, kw_only=True)
 class KvConfig:
-    """Sizes of both KV pools, in blocks of 16 tokens or in GiB; None: from the memory there is."""
+    """Sizes of both KV pools, in blocks of 16 tokens or in GiB; None: from the memory there is.
+
+    Blocks are those that requests can use: each pool has one more, the scratch block.
+    """
 
     gpu_blocks: int | None = None
     host_blocks: int | None = None
@@ -57,15 +63,15 @@ class AssistConfig:
 class PolicyConfig:
     """Base of the policies' schemas; `name` picks the policy from the registry."""
 
-    name: str = "dualpace"
+    name: str = MISSING
+    has_host_tier: ClassVar[bool] = True
 
 
 @dataclass(slots=True, kw_only=True)
 class DualPacePolicyConfig(PolicyConfig):
     """The paper's two independent schedulers."""
 
-    # Prefill-to-CPU is admitted only while fewer requests wait; None: the CPU batch limit.
-    cpu_waiting_limit: int | None = None
+    name: str = "dualpace"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +79,7 @@ class GpuOnlyPolicyConfig(PolicyConfig):
     """Chunked prefill and recompute preemption; no host tier."""
 
     name: str = "gpu_only"
+    has_host_tier: ClassVar[bool] = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -58,6 +58,7 @@ class CpuPlan:
     threads: int
     cores: tuple[int, ...]
     max_batch_size: int
+    max_waiting: int  # Prefill-to-CPU is admitted only while fewer requests wait
     tp: int
 
 
@@ -82,7 +83,7 @@ class AssistPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPlan:
-    """The policy's registered name and its own settings, resolved."""
+    """The policy's registered name and its own settings."""
 
     name: str
     options: tuple[tuple[str, int | float | str | bool], ...]
@@ -101,7 +102,8 @@ class RuntimePlan:
     request_log: str | None  # absolute
     look_ahead: bool
     worker_module: str
-    cores: tuple[int, ...]  # of the server and engine processes
+    engine_cores: tuple[int, ...]
+    server_cores: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

