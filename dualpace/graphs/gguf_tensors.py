@@ -1,0 +1,98 @@
+"""Tensors of a GGUF file, dequantized straight into the place that they are wanted in.
+
+The three simplest quantizations are decoded here, a few passes over the data in one thread; the
+`gguf` package decodes every other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualpace.errors import ConfigError
+from dualpace.graphs.gguf_file import GGUFFile
+
+# ggml_type -> (values a block, bytes a block)
+_F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
+_PLAIN = {_F32: torch.float32, _F16: torch.float16, _BF16: torch.bfloat16}
+_BLOCK_BYTES = {_Q4_0: 18, _Q4_1: 20, _Q8_0: 34}
+_BLOCK_VALUES = 32
+
+
+class GGUFTensors:
+    """Reads tensors by name."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape in torch's order; ConfigError for a name that the file lacks."""
+        if name not in self._file.tensors:
+            raise ConfigError(f"{self._file.path} has no tensor {name}; it is not a complete model")
+        return self._file.tensors[name].shape
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Write tensor `name` to `out` (same shape, float32 or bf16)."""
+        record = self._file.tensors[name]
+        count, kind = math.prod(record.shape), record.ggml_type
+        if kind in _PLAIN:
+            dtype = _PLAIN[kind]
+            out.copy_(self._bytes(record.offset, count * dtype.itemsize).view(dtype).view_as(out))
+        elif kind in _BLOCK_BYTES:
+            blocks = count // _BLOCK_VALUES
+            raw = self._bytes(record.offset, blocks * _BLOCK_BYTES[kind]).view(blocks, -1)
+            _decode(kind, raw, out)
+        else:
+            self._decode_with_package(record.offset, kind, out)
+
+    def _bytes(self, offset: int, size: int) -> Tensor:
+        if offset + size > len(self._file.data):
+            raise ConfigError(f"{self._file.path} is cut short; fetch it again")
+        # frombuffer warns about a read-only buffer; nothing writes to these views.
+        array = np.frombuffer(self._file.data, np.uint8, size, offset)
+        array.flags.writeable = False
+        return _borrow(array)
+
+    def _decode_with_package(self, offset: int, kind: int, out: Tensor) -> None:
+        import gguf  # takes 0.2 s, and most files do not need it
+
+        quantization = gguf.GGMLQuantizationType(kind)
+        values, size = gguf.GGML_QUANT_SIZES[quantization]
+        raw = self._bytes(offset, out.numel() // values * size)
+        decoded = gguf.quants.dequantize(raw.numpy().reshape(out.shape[0], -1), quantization)
+        out.copy_(torch.from_numpy(decoded).view_as(out))
+
+
+def _borrow(array: np.ndarray) -> Tensor:
+    """A tensor over a read-only array; torch has no read-only tensors and warns."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _decode(kind: int, raw: Tensor, out: Tensor) -> None:
+    """Decode `raw` [blocks, block bytes] to `out`. A block: scale (f16), for Q4_1 minimum (f16),
+    then 32 values of 8 bits, or 16 bytes with values 0-15 in the low and 16-31 in the high halves.
+    """
+    work = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32)
+    values = work.view(-1, _BLOCK_VALUES)
+    scale = raw[:, 0:2].contiguous().view(torch.float16).float()
+    if kind == _Q8_0:
+        values.copy_(raw[:, 2:].view(torch.int8))
+        values.mul_(scale)
+    else:
+        quants = raw[:, 4 if kind == _Q4_1 else 2 :]
+        values[:, :16] = quants & 15
+        values[:, 16:] = quants >> 4
+        if kind == _Q4_0:
+            values.sub_(8).mul_(scale)
+        else:
+            minimum = raw[:, 2:4].contiguous().view(torch.float16).float()
+            values.mul_(scale).add_(minimum)
+    if work is not out:
+        out.copy_(work)

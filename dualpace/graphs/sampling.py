@@ -1,0 +1,91 @@
+"""Sampling by inverse CDF: each row brings its own uniform number, no random state anywhere.
+
+A row's token depends on its logits and its `SamplingRows` entry alone. Penalties and grammar masks
+belong between `logits` and here, as further fields of `SamplingRows`.
+
+Shape suffixes: B rows, V vocabulary, W candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Candidates sorted before the whole vocabulary is: enough for nearly every top-k and top-p.
+_FEW = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each row is sampled; all tensors on the device of the logits."""
+
+    temperature: Tensor  # float32 [B]; 0 takes the best token
+    top_k: Tensor  # int32 [B]; 0 is off
+    top_p: Tensor  # float32 [B]; 1 is off
+    u: Tensor  # float32 [B], in [0, 1)
+    all_greedy: bool = False  # every temperature is 0, known on the host
+    no_filter: bool = False  # every top_k and top_p is off, known on the host
+
+    @classmethod
+    def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor, u: Tensor) -> SamplingRows:
+        """Rows of CPU tensors, with the two flags read from them."""
+        sampled = temperature > 0
+        filtered = sampled & ((top_k > 0) | (top_p < 1))
+        return cls(temperature, top_k, top_p, u, not sampled.any(), not filtered.any())
+
+    @classmethod
+    def greedy(cls, num_rows: int, device: str | torch.device = "cpu") -> SamplingRows:
+        """Rows that all take the best token."""
+        zeros = torch.zeros(num_rows, device=device)
+        return cls(zeros, zeros.int(), zeros + 1, zeros, all_greedy=True, no_filter=True)
+
+
+def sample(logits_BV: Tensor, rows: SamplingRows) -> Tensor:
+    """One token a row: int32 [B]."""
+    best_B = logits_BV.argmax(dim=-1)
+    if rows.all_greedy:
+        return best_B.int()
+    temperature_B = torch.where(rows.temperature > 0, rows.temperature, 1.0)
+    scaled_BV = logits_BV.float() / temperature_B[:, None]
+    # Weights of at most 1: probabilities up to their sum, which the cumulative sum brings along.
+    weights_BV = (scaled_BV - scaled_BV.amax(dim=-1, keepdim=True)).exp()
+    if not rows.no_filter:
+        least_B = smallest_kept(weights_BV, rows.top_k, rows.top_p)
+        weights_BV = torch.where(weights_BV >= least_B[:, None], weights_BV, 0.0)
+    cdf_BV = weights_BV.cumsum(dim=-1)
+    drawn_B = torch.searchsorted(cdf_BV, (rows.u * cdf_BV[:, -1])[:, None], right=True)[:, 0]
+    return torch.where(rows.temperature > 0, drawn_B, best_B).int()
+
+
+def smallest_kept(weights_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
+    """The smallest weight of each row that top-k and top-p keep: float32 [B].
+
+    A token is kept if fewer than top_k tokens outweigh it and the share of those that outweigh it
+    is below top_p. Tokens of equal weight are kept together, whatever their order.
+    """
+    vocab = weights_BV.shape[-1]
+    totals_B = weights_BV.sum(dim=-1)
+    least_B, settled_B = _smallest_of(weights_BV, totals_B, top_k_B, top_p_B, min(_FEW, vocab))
+    if vocab > _FEW and not bool(settled_B.all()):
+        open_B = ~settled_B
+        least_B[open_B] = _smallest_of(
+            weights_BV[open_B], totals_B[open_B], top_k_B[open_B], top_p_B[open_B], vocab
+        )[0]
+    return least_B
+
+
+def _smallest_of(
+    weights_BV: Tensor, totals_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """(smallest kept weight among the `width` heaviest, whether that is the row's answer)."""
+    heaviest_BW = weights_BV.topk(width, dim=-1).values
+    ahead_BW = heaviest_BW.cumsum(dim=-1) - heaviest_BW
+    rank_W = torch.arange(width, device=weights_BV.device)
+    limit_B = torch.where(top_k_B > 0, top_k_B, weights_BV.shape[-1])
+    mass_B = torch.where(top_p_B < 1, top_p_B * totals_B, torch.inf)
+    kept_BW = (rank_W < limit_B[:, None]) & (ahead_BW < mass_B[:, None])
+    kept_BW[:, 0] = True
+    count_B = kept_BW.sum(dim=-1)
+    return heaviest_BW.gather(1, count_B[:, None] - 1)[:, 0], count_B < width

@@ -1,0 +1,73 @@
+"""Shapes of well-known models, for `random:NAME` weights in load tests and simulations."""
+
+from dualpace.graphs.spec import ModelSpec, RopeScaling
+
+_LLAMA31_SCALING = RopeScaling(kind="llama3", factor=8.0, original_max_position=8192)
+
+SHAPES = {
+    "tiny": ModelSpec(
+        architecture="LlamaForCausalLM",
+        hidden=64,
+        num_layers=2,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        intermediate=128,
+        vocab=512,
+        max_context=2048,
+    ),
+    "smollm2-135m": ModelSpec(
+        architecture="LlamaForCausalLM",
+        hidden=576,
+        num_layers=30,
+        num_q_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        intermediate=1536,
+        vocab=49152,
+        max_context=8192,
+        rope_theta=100_000.0,
+        tied=True,
+    ),
+    "llama-3.2-1b": ModelSpec(
+        architecture="LlamaForCausalLM",
+        hidden=2048,
+        num_layers=16,
+        num_q_heads=32,
+        num_kv_heads=8,
+        head_dim=64,
+        intermediate=8192,
+        vocab=128256,
+        max_context=131072,
+        rope_theta=500_000.0,
+        rope_scaling=RopeScaling(kind="llama3", factor=32.0, original_max_position=8192),
+        tied=True,
+    ),
+    "llama-3.1-8b": ModelSpec(
+        architecture="LlamaForCausalLM",
+        hidden=4096,
+        num_layers=32,
+        num_q_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate=14336,
+        vocab=128256,
+        max_context=131072,
+        rope_theta=500_000.0,
+        rope_scaling=_LLAMA31_SCALING,
+    ),
+    "qwen3-8b": ModelSpec(
+        architecture="Qwen3ForCausalLM",
+        hidden=4096,
+        num_layers=36,
+        num_q_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate=12288,
+        vocab=151936,
+        max_context=40960,
+        rms_eps=1e-6,
+        rope_theta=1_000_000.0,
+        qk_norm=True,
+    ),
+}
