@@ -1,7 +1,8 @@
 """Writing new K and V rows into paged blocks on the host.
 
-Runs on the process's OpenMP pool, a few rows at a time a thread; writing the same rows again changes nothing, so a
-repeated iteration is harmless. This file knows nothing about who owns the blocks.
+Runs on the process's OpenMP pool, a few rows at a time a thread; writing the same rows again
+changes nothing, so a repeated iteration is harmless. This file knows nothing about who owns the
+blocks.
 """
 
 import functools
@@ -37,7 +38,9 @@ _ROWS_AT_ONCE = 8
 
 
 def slots_of(block_tables: Tensor, positions: Tensor) -> Tensor:
-    """int64 [B]: the slot (`block * 16 + offset`) of token `positions[i]` of row i, by block_tables [B, max_blocks]."""
+    """int64 [B]: the slot (`block * 16 + offset`) of token `positions[i]` of row i, by
+    block_tables [B, max_blocks].
+    """
     blocks = block_tables.gather(1, (positions // BLOCK_TOKENS).long().unsqueeze(1)).squeeze(1)
     return blocks.long() * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
@@ -47,7 +50,8 @@ def kv_append(k: Tensor, v: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
 
     k, v      [T, kv_heads, d], the cache's dtype; each row contiguous
     kv_cache  [blocks, 2, kv_heads, 16, d], block and head strides free; written in place
-    slots     int64 [T], `block * 16 + offset`. Rows with one slot (padding rows in scratch block 0) may mix.
+    slots     int64 [T], `block * 16 + offset`. Rows with one slot (padding rows in scratch block
+              0) may mix.
     Raises ValueError for shapes or dtypes that do not fit, and for a slot outside the cache.
     """
     num_rows, heads, dim = k.shape

@@ -1,12 +1,12 @@
-"""Paged decode attention on the host: one query token a row against KV blocks of 16 tokens (paper section 4).
+"""Paged decode attention on the host: one query token a row against KV blocks of 16 tokens (paper
+section 4).
 
-`paged_decode` is the whole operation. A worker calls `plan_decode` once a round and a `PagedDecoder` once a layer:
-the plan, the scratch and the argument block are then shared by all layers and only three addresses change.
-This file knows nothing about models, pools or schedules.
+`paged_decode` is the whole operation. A worker calls `plan_decode` once a round and a
+`PagedDecoder` once a layer: the plan, the scratch and the argument block are then shared by all
+layers and only three addresses change. This file knows nothing about models, pools or schedules.
 """
 
 import struct
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,8 +32,8 @@ def paged_decode(
     """Attention of one new token a row over its paged context, into `out`.
 
     q             [B, q_heads, d], bfloat16 or float32
-    kv_cache      [blocks, 2, kv_heads, 16, d], same dtype; rows of one head are contiguous, block and head strides
-                  are free (`pool[:, layer]` of a block-major pool)
+    kv_cache      [blocks, 2, kv_heads, 16, d], same dtype; rows of one head are contiguous, block
+                  and head strides are free (`pool[:, layer]` of a block-major pool)
     block_tables  [B, max_blocks] int32: physical blocks of each row's context, in order
     context_lens  [B] int32, at least 1: tokens each row attends to, its own included
     scale         multiplies the scores (1 / sqrt(d) as a rule)
@@ -47,7 +47,8 @@ def paged_decode(
 
 
 class PagedDecoder:
-    """`paged_decode` for one model shape, with everything reusable kept: `begin` once a round, `run` once a layer.
+    """`paged_decode` for one model shape, with everything reusable kept: `begin` once a round,
+    `run` once a layer.
 
     Not for use by two threads at once: a round's state lies in its argument block.
     """
@@ -71,7 +72,9 @@ class PagedDecoder:
         self._block_tables: Tensor | None = None
 
     def begin(self, plan: DecodePlan, block_tables: Tensor) -> None:
-        """Take a round's plan and block tables ([B, max_blocks] int32); both are kept until the next round."""
+        """Take a round's plan and block tables ([B, max_blocks] int32); both are kept until the
+        next round.
+        """
         if plan.num_kv_heads != self.num_kv_heads:
             raise ValueError(
                 f"the plan is for {plan.num_kv_heads} KV heads, not {self.num_kv_heads}"
@@ -84,7 +87,8 @@ class PagedDecoder:
             or block_tables.stride(1) != 1
         ):
             raise ValueError(
-                f"block_tables must be int32 [{plan.num_rows}, at least {wanted}] with contiguous rows"
+                f"block_tables must be int32 [{plan.num_rows}, at least {wanted}] "
+                "with contiguous rows"
             )
         self._plan, self._block_tables, self._num_threads = plan, block_tables, plan.num_threads
         heads = plan.heads_per_item

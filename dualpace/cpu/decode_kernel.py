@@ -1,7 +1,9 @@
-"""The decode-attention kernel: threads take chunks of a plan, walk their KV blocks, and merge cut requests.
+"""The decode-attention kernel: threads take chunks of a plan, walk their KV blocks, and merge cut
+requests.
 
-One C callback a (head size, group, dtype, path), made once a process and kept on disk by Numba. It gets its work as
-one block of 64-bit integers, whose fields are named below. This file knows nothing about tensors.
+One C callback a (head size, group, dtype, path), made once a process and kept on disk by Numba.
+It gets its work as one block of 64-bit integers, whose fields are named below. This file knows
+nothing about tensors.
 """
 
 import functools
@@ -57,12 +59,16 @@ _FAST = {"contract", "reassoc", "nsz", "arcp"}
 
 
 def state_floats(head_dim: int, group: int) -> int:
-    """float32 of one head group's running state: accumulators [group, d], then maxima [group], then sums [group]."""
+    """float32 of one head group's running state: accumulators [group, d], then maxima [group],
+    then sums [group].
+    """
     return group * (head_dim + 2)
 
 
 def scratch_floats(head_dim: int, group: int, heads_per_item: int) -> int:
-    """float32 that one thread needs: queries, state, and the scores of one block; a multiple of a cache line."""
+    """float32 that one thread needs: queries, state, and the scores of one block; a multiple of a
+    cache line.
+    """
     wanted = heads_per_item * (group * head_dim + state_floats(head_dim, group))
     return -(-(wanted + group * BLOCK_TOKENS) // 16) * 16
 
@@ -138,7 +144,7 @@ def store_result(target: Any, bf16: Any, acc: Any, total: Any) -> None:
 
 @njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
 def merge_states(first: Any, count: Any, stride: Any, group: Any, dim: Any) -> None:
-    """Fold the states at first + stride, first + 2 * stride, ... (bytes) into the one at `first`."""
+    """Fold the states at first + stride, first + 2 * stride, ... (bytes) into that at `first`."""
     acc = carray(float32_at(first), (group, dim))
     top = carray(float32_at(first + group * dim * 4), (group,))
     total = carray(float32_at(first + group * (dim + 1) * 4), (group,))
@@ -159,7 +165,9 @@ def merge_states(first: Any, count: Any, stride: Any, group: Any, dim: Any) -> N
 
 @functools.cache
 def decode_kernel(head_dim: int, group: int, bf16: bool) -> int:
-    """Address of the kernel `void f(int64 *block)` for this head size, query heads a KV head, and dtype."""
+    """Address of the kernel `void f(int64 *block)` for this head size, query heads a KV head, and
+    dtype.
+    """
     width = group * head_dim
     state = state_floats(head_dim, group) * 4
     row_bytes = width * (2 if bf16 else 4)

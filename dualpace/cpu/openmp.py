@@ -1,8 +1,9 @@
 """The one OpenMP pool of the process: run a native function on torch's own threads.
 
-Kernels here are plain C callbacks `void f(void *block)`. They are started through the `GOMP_parallel` entry of
-the runtime that torch has loaded already, so that dense stages and attention share one set of threads, and no
-second runtime spins beside it. This file knows nothing about what the callbacks do.
+Kernels here are plain C callbacks `void f(void *block)`. They are started through the
+`GOMP_parallel` entry of the runtime that torch has loaded already, so that dense stages and
+attention share one set of threads, and no second runtime spins beside it. This file knows nothing
+about what the callbacks do.
 """
 
 import ctypes
@@ -18,7 +19,8 @@ _LIBRARY = re.compile(r"/lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*$")
 def runtimes(maps: str | None = None) -> list[str]:
     """Paths of the OpenMP runtimes mapped into this process, in order of address.
 
-    More than one means that two pools may spin against each other. `maps` is the text of a /proc/PID/maps (tests).
+    More than one means that two pools may spin against each other. `maps` is the text of a
+    /proc/PID/maps (tests).
     """
     text = Path("/proc/self/maps").read_text() if maps is None else maps
     paths = [line.split(maxsplit=5)[5] for line in text.splitlines() if line.count("/")]
@@ -26,7 +28,9 @@ def runtimes(maps: str | None = None) -> list[str]:
 
 
 def torch_runtime() -> str:
-    """Path of the runtime that torch's kernels run on: the mapped one shipped with torch, else the first mapped."""
+    """Path of the runtime that torch's kernels run on: the mapped one shipped with torch, else
+    the first mapped.
+    """
     mapped = runtimes()
     if not mapped:
         raise RuntimeError(
@@ -45,9 +49,10 @@ def _gomp_parallel() -> "ctypes._NamedFuncPointer":
 
 
 def parallel(function: int, block: int, num_threads: int) -> None:
-    """Call the C function at address `function` with the pointer `block` on up to `num_threads` threads at once.
+    """Call the C function at address `function` with the pointer `block` on up to `num_threads`
+    threads at once.
 
-    Returns when all have returned; the GIL is free meanwhile. The runtime may grant fewer threads than asked for:
-    callbacks share their work through a counter and never rely on the number.
+    Returns when all have returned; the GIL is free meanwhile. The runtime may grant fewer threads
+    than asked for: callbacks share their work through a counter and never rely on the number.
     """
     _gomp_parallel()(function, block, num_threads, 0)

@@ -1,9 +1,11 @@
-"""How the attention of one decode batch is divided among threads: pure integer work, shared by all layers.
+"""How the attention of one decode batch is divided among threads: pure integer work, shared by
+all layers.
 
-All KV blocks of the batch, over all heads, lie on one line. The line is cut into chunks of equal length whatever
-requests they fall in, so that every thread reads the same number of tokens. A request cut by a chunk border has
-several segments; each leaves a partial result in a slot of its own, and whoever finishes last merges them.
-This file knows nothing about tensors, threads or kernels.
+All KV blocks of the batch, over all heads, lie on one line. The line is cut into chunks of equal
+length whatever requests they fall in, so that every thread reads the same number of tokens. A
+request cut by a chunk border has several segments; each leaves a partial result in a slot of its
+own, and whoever finishes last merges them. This file knows nothing about tensors, threads or
+kernels.
 """
 
 from collections.abc import Sequence
@@ -26,10 +28,12 @@ class DecodePlan:
     num_rows, num_kv_heads   what it was made for
     num_threads              threads to start
     heads_per_item           KV heads that one segment walks together
-    segments                 int32 [segments, 6]: row, first KV head, first and end KV block, slot (-1: the whole
-                             item), item; sorted by place on the line
-    chunk_starts             int32 [chunks + 1]: segments of chunk c are `chunk_starts[c]:chunk_starts[c + 1]`
-    item_slots               int32 [items, 2]: first slot and number of slots of an item (0 when it is not cut)
+    segments                 int32 [segments, 6]: row, first KV head, first and end KV block, slot
+                             (-1: the whole item), item; sorted by place on the line
+    chunk_starts             int32 [chunks + 1]: segments of chunk c are
+                             `chunk_starts[c]:chunk_starts[c + 1]`
+    item_slots               int32 [items, 2]: first slot and number of slots of an item (0 when
+                             it is not cut)
     num_slots                partial results that need room
     context_lens             int32 [rows], tokens
     """
@@ -61,7 +65,8 @@ def plan_decode(
     chunks_per_thread: int = 1,
     heads_per_item: int = 1,
 ) -> DecodePlan:
-    """Divide a decode batch whose rows attend to `context_lens` tokens each (at least 1) among `num_threads`.
+    """Divide a decode batch whose rows attend to `context_lens` tokens each (at least 1) among
+    `num_threads`.
 
     `chunks_per_thread` above 1 lets a thread that is held up leave work to the others.
     Raises ValueError for an empty batch, a row without tokens, or sizes below 1.
@@ -109,7 +114,9 @@ def plan_decode(
 
 
 def _chunk_bounds(starts: NDArray[np.int64], total: int, wanted: int) -> NDArray[np.int64]:
-    """Where chunks begin on a line of `total` blocks: evenly, but at a near item start rather than just beside it."""
+    """Where chunks begin on a line of `total` blocks: evenly, but at a near item start rather
+    than just beside it.
+    """
     count = max(1, min(wanted, total // _MIN_CHUNK_BLOCKS))
     bounds = np.arange(count, dtype=np.int64) * total // count
     after = np.minimum(np.searchsorted(starts, bounds), len(starts) - 1)

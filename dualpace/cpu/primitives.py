@@ -1,6 +1,8 @@
-"""What Numba lacks for kernels over raw addresses: typed pointers, atomics, bit casts, bf16 scalars.
+"""What Numba lacks for kernels over raw addresses: typed pointers, atomics, bit casts, bf16
+scalars.
 
-Kernels get one block of integers (addresses, strides, sizes) and turn the addresses into arrays with these.
+Kernels get one block of integers (addresses, strides, sizes) and turn the addresses into arrays
+with these.
 """
 
 from typing import Any

@@ -10,15 +10,18 @@ from dualpace.cpu.append import kv_append, slots_of
 from dualpace.cpu.attention import PagedDecoder, paged_decode, plan_decode
 
 BF16, F32 = torch.bfloat16, torch.float32
-# Worst error against float64 of the same stored inputs, times the largest |V| that is attended to: half a bf16 ulp
-# of the output, and the weights' own rounding where the ISA multiplies in bf16.
+# Worst error against float64 of the same stored inputs, times the largest |V| that is attended
+# to: half a bf16 ulp of the output, and the weights' own rounding where the ISA multiplies in
+# bf16.
 TOLERANCE = {BF16: 2**-7, F32: 2**-20}
 
 
 def make_batch(
     lens: list[int], q_heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random q, kv_cache, block_tables (shuffled, block 0 left out, poison behind each row's end), context_lens."""
+    """Random q, kv_cache, block_tables (shuffled, block 0 left out, poison behind each row's
+    end), context_lens.
+    """
     width = max(-(-n // 16) for n in lens)
     blocks = torch.randperm(len(lens) * width, dtype=torch.int32).reshape(len(lens), width) + 1
     for row, n in enumerate(lens):

@@ -1,0 +1,214 @@
+"""Which cores this process may use and which process of the server gets which.
+
+Read from /proc and /sys below a root folder (tests pass a made-up one): affinity, cpusets and CPU
+quotas of cgroup v1 and v2, sibling threads, NUMA nodes. This file knows nothing about threads,
+tensors or what the processes do.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path("/")
+_FEW = 4  # below this many physical cores, sibling threads count as cores
+_MANY = 8  # from this many on, the GPU worker's loop, the engine and the server have one core each
+
+
+@dataclass(frozen=True, slots=True)
+class CoreMap:
+    """Logical CPUs of each process. Sets may overlap where there are too few cores."""
+
+    server: tuple[int, ...]
+    engine: tuple[int, ...]
+    gpu_worker: tuple[int, ...]
+    cpu_workers: tuple[tuple[int, ...], ...]  # one a rank, each within one NUMA node where known
+
+    @property
+    def cpu_worker(self) -> tuple[int, ...]:
+        """Cores of the first CPU rank."""
+        return self.cpu_workers[0]
+
+    def __str__(self) -> str:
+        named = {"server": self.server, "engine": self.engine, "GPU worker": self.gpu_worker}
+        for rank, cores in enumerate(self.cpu_workers):
+            named["CPU worker" if len(self.cpu_workers) == 1 else f"CPU worker {rank}"] = cores
+        return ", ".join(f"{name}: {format_cpus(cores)}" for name, cores in named.items())
+
+
+def core_map(
+    cores: Sequence[int],
+    device: str = "cuda",
+    node_of: Mapping[int, int] | None = None,
+    num_cpu_workers: int = 1,
+) -> CoreMap:
+    """Divide `cores` among the processes.
+
+    device           of the accelerator worker: "cuda" needs one core for its loop, "cpu" computes
+                     and gets half
+    node_of          NUMA node of each core; None: all on one node
+    num_cpu_workers  ranks of the CPU engine; with more ranks than nodes, nodes are divided evenly
+    Fewer than 4 cores: each worker has one of its own as far as they go, engine and server what
+    is left or all.
+    """
+    if not cores or num_cpu_workers < 1:
+        raise ValueError("a core map needs at least one core and one CPU worker")
+    by_node = _by_node(cores, node_of or {})
+    ordered = [core for node in by_node for core in node]
+    n = len(ordered)
+    if n < _FEW:
+        gpu, cpu = ordered[0], ordered[min(1, n - 1)]
+        rest = tuple(ordered[2:]) or tuple(ordered)
+        return CoreMap(rest, rest, (gpu,), ((cpu,),) * num_cpu_workers)
+    tail = 2 if n >= _MANY else 1
+    server, engine, compute = ordered[-1], ordered[-tail], ordered[:-tail]
+    num_gpu = 1 if device != "cpu" else len(compute) // 2
+    gpu_worker, compute = compute[len(compute) - num_gpu :], compute[: len(compute) - num_gpu]
+    return CoreMap(
+        (server,), (engine,), tuple(gpu_worker), _ranks(by_node, compute, num_cpu_workers)
+    )
+
+
+def _by_node(cores: Sequence[int], node_of: Mapping[int, int]) -> list[list[int]]:
+    nodes: dict[int, list[int]] = {}
+    for core in cores:
+        nodes.setdefault(node_of.get(core, 0), []).append(core)
+    return sorted(nodes.values(), key=len, reverse=True)
+
+
+def _ranks(
+    by_node: list[list[int]], compute: list[int], num_ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    """`compute` cut into ranks that cross no node border: rank r lies on node r mod nodes."""
+    nodes = [[core for core in node if core in set(compute)] for node in by_node]
+    nodes = [node for node in nodes if node]
+    ranks = []
+    for rank in range(num_ranks):
+        node = nodes[rank % len(nodes)]
+        sharing = len(range(rank % len(nodes), num_ranks, len(nodes)))
+        place, size = rank // len(nodes), max(1, len(node) // sharing)
+        ranks.append(tuple(node[place * size : (place + 1) * size] or node[-1:]))
+    return tuple(ranks)
+
+
+def usable_cores(root: Path = _ROOT) -> tuple[int, ...]:
+    """One logical CPU of each physical core that this process may use, at most as many as its CPU
+    quota allows.
+
+    With fewer than 4 physical cores, sibling threads count as cores: a worker with half a core
+    beats one without.
+    """
+    cpus = allowed_cpus(root)
+    first: dict[tuple[int, ...], int] = {}
+    for cpu in cpus:
+        first.setdefault(siblings(cpu, root), cpu)
+    chosen = list(first.values())
+    if len(chosen) < _FEW:
+        chosen += [cpu for cpu in cpus if cpu not in chosen]
+    quota = cpu_quota(root)
+    limit = len(chosen) if quota is None else max(1, math.floor(quota))
+    return tuple(chosen[:limit])
+
+
+def allowed_cpus(root: Path = _ROOT) -> tuple[int, ...]:
+    """Logical CPUs in the affinity of this process and in every cpuset above it, ascending."""
+    cpus = _affinity(root)
+    for folder in _cgroup_folders("cpuset", root):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            if text := _read(folder / name):
+                cpus &= set(parse_cpus(text))
+                break
+    return tuple(sorted(cpus))
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """CPUs' worth of time that the cgroups above this process allow; None without a limit."""
+    quotas = []
+    for folder in _cgroup_folders("cpu", root):
+        text = _read(folder / "cpu.max")  # v2
+        if not text:  # v1
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            text = f"{quota} {period}" if quota and period else ""
+        fields = text.split()
+        if len(fields) == 2 and fields[0].isdecimal():  # neither "max" nor v1's -1
+            quotas.append(int(fields[0]) / int(fields[1]))
+    return min(quotas, default=None)
+
+
+def siblings(cpu: int, root: Path = _ROOT) -> tuple[int, ...]:
+    """Logical CPUs that share a physical core with `cpu`, itself included."""
+    text = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return parse_cpus(text) or (cpu,)
+
+
+def numa_nodes(root: Path = _ROOT) -> dict[int, int]:
+    """NUMA node of each logical CPU; empty where the machine does not say."""
+    nodes = {}
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        for cpu in parse_cpus(_read(folder / "cpulist")):
+            nodes[cpu] = int(folder.name.removeprefix("node"))
+    return nodes
+
+
+def huge_pages(root: Path = _ROOT) -> dict[str, str]:
+    """The chosen mode of transparent huge pages for "anonymous" and for "shared" memory, "" where
+    unknown.
+    """
+    modes = {}
+    for kind, name in (("anonymous", "enabled"), ("shared", "shmem_enabled")):
+        text = _read(root / "sys/kernel/mm/transparent_hugepage" / name)
+        modes[kind] = text.partition("[")[2].partition("]")[0]
+    return modes
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """CPUs of a kernel list such as `0-3,8`."""
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            low, _, high = part.partition("-")
+            cpus.extend(range(int(low), int(high or low) + 1))
+    return tuple(cpus)
+
+
+def format_cpus(cpus: Sequence[int]) -> str:
+    """The shortest kernel list of `cpus`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _affinity(root: Path) -> set[int]:
+    for line in _read(root / "proc/self/status").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            return set(parse_cpus(line.partition(":")[2]))
+    raise RuntimeError(f"{root / 'proc/self/status'} does not say which CPUs are allowed")
+
+
+def _cgroup_folders(controller: str, root: Path) -> list[Path]:
+    """Existing folders of the cgroup of this process and of those above it, in every hierarchy
+    with `controller`.
+    """
+    base = root / "sys/fs/cgroup"
+    found = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mounts = [base, base / "unified"]
+        elif controller in controllers.split(","):
+            mounts = [base / controllers, base / controller]
+        else:
+            continue
+        for mount in dict.fromkeys(mounts):
+            # In a container the path may be the host's: folders that are not here are passed over.
+            leaf = mount / path.lstrip("/")
+            found += [f for f in (leaf, *leaf.parents) if f.is_relative_to(mount) and f.is_dir()]
+    return found
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.is_file() else ""
