@@ -144,7 +144,8 @@ def arrival_times(config: WorkloadConfig, times: Floats | None) -> Floats:
     if config.arrival == "constant":
         return np.arange(1, n + 1) / config.rate
     gaps = np.random.default_rng(config.seed).exponential(size=n)
-    return np.multiply(np.cumsum(gaps), n / config.rate / gaps.sum())
+    arrivals: Floats = np.cumsum(gaps) * (n / config.rate / gaps.sum())
+    return arrivals
 
 
 # Sources: each returns at least `num_requests` lengths where the source has them.
@@ -170,9 +171,9 @@ def azure(config: WorkloadConfig) -> Lengths:
 
 
 def seconds(stamp: str) -> float:
-    """Seconds since the epoch, of `2023-11-16 18:15:46.6805900` or `2024-05-10 00:00:00.00993+00:00`.
+    """Seconds since the epoch of `2023-11-16 18:15:46.6805900` or `2024-05-10 00:00:00.01+00:00`.
 
-    The fraction is parsed by hand because seven decimals are more than the standard library accepts.
+    The fraction is parsed by hand: its seven decimals are more than the standard library accepts.
     """
     moment = datetime.fromisoformat(stamp[:19]).replace(tzinfo=UTC)
     fraction = stamp[19:].split("+")[0].rstrip("Z")

@@ -1,0 +1,245 @@
+"""The paper's figures from result files of the simulator or the benchmark. Knows only their keys.
+
+A result is a JSON object with `profile`, `workload`, `policy`, `variant` (a label for sensitivity
+runs, or null), `rate`, the metrics of `bench.metrics`, and `timeline` for Figure 1. Figures are
+drawn for what the results hold; a figure without data is left out.
+"""
+
+import json
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.bench.metrics import sustainable_rate
+
+matplotlib.use("Agg")
+log = logging.getLogger(__name__)
+
+Result = dict[str, Any]
+
+
+@dataclass
+class PlotConfig:
+    """Root of plot.yaml: files or folders of results, where figures go, and which."""
+
+    results: list[str] = field(default_factory=lambda: ["runs"])
+    out: str = "figures"
+    figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What an axis shows: the result's key, the factor to its unit, its label and the target."""
+
+    key: str
+    scale: float
+    label: str
+    target: float
+    top: float
+
+
+LATENCY = Metric(
+    "mean_normalized_latency_s_per_token", 1.0, "Normalized latency (s/token)", 1.0, 2.0
+)
+TTFT = Metric("p99_ttft_ms", 1e-3, "P99 time to first token (s)", 5.0, 10.0)
+ITL = Metric("p99_itl_ms", 1e-3, "P99 inter-token latency (s)", 1.5, 3.0)
+TPOT = Metric("p99_tpot_ms", 1e-3, "P99 time per output token (s)", 1.5, 3.0)
+TPOT_TIGHT = Metric("p99_tpot_ms", 1e-3, "P99 time per output token (s)", 1.0, 2.0)
+
+# One colour and marker a policy in every figure (colour-blind safe).
+STYLES: dict[str, tuple[str, str, str]] = {
+    "dualpace": ("DualPace", "#0072B2", "o"),
+    "neo": ("NEO", "#D55E00", "s"),
+    "gpu_only": ("GPU only", "#009E73", "^"),
+}
+OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def load_results(paths: Iterable[str]) -> list[Result]:
+    """Every JSON object with a `policy` under the given files and folders."""
+    results: list[Result] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ConfigError(f"plot.results names {path}, which does not exist.")
+        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+            item = json.loads(file.read_text())
+            results += [r for r in (item if isinstance(item, list) else [item]) if "policy" in r]
+    return results
+
+
+def draw(results: Sequence[Result], figures: Sequence[int], out: Path) -> list[Path]:
+    """Write each figure that has data as PNG and SVG; returns the files."""
+    unknown = set(figures) - DRAWERS.keys()
+    if unknown:
+        raise ConfigError(f"figures={sorted(unknown)} are unknown; known are {sorted(DRAWERS)}.")
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for number in figures:
+        figure = DRAWERS[number](results)
+        if figure is None:
+            log.info("figure %d: no results", number)
+            continue
+        for suffix in ("png", "svg"):
+            file = out / f"figure{number}.{suffix}"
+            figure.savefig(file, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
+            files.append(file)
+    return files
+
+
+# Figure 1
+
+
+def figure_1(results: Sequence[Result]) -> Figure | None:
+    """Tokens over time, CPU-resident tokens over time, P99 ITL by rate, on the first profile that
+    has timelines: the two policies with a host tier, and GPU only in the first panel."""
+    plain = [r for r in results if r["variant"] is None]
+    timed = [r for r in plain if r.get("timeline")]
+    if not timed:
+        return None
+    profile, workload = timed[0]["profile"], timed[0]["workload"]
+    rate = max(r["rate"] for r in timed if same(r, profile, workload))
+    figure, axes = grid(1, 3, 3.2)
+    for result in timed:
+        if not same(result, profile, workload) or result["rate"] != rate:
+            continue
+        name, colour, _ = style(result["policy"])
+        times = result["timeline"]
+        line: dict[str, Any] = {"color": colour, "label": name}
+        axes[0].plot(times["t"], [n / 1e3 for n in times["tokens"]], **line)
+        if result["policy"] != "gpu_only":
+            axes[1].plot(times["t"], [n / 1e3 for n in times["cpu_tokens"]], **line)
+    axes[0].set(xlabel="Time (s)", ylabel="Tokens generated (thousands)")
+    axes[1].set(xlabel="Time (s)", ylabel="CPU-resident tokens (thousands)")
+    offloading = [r for r in plain if r["policy"] != "gpu_only"]
+    curves(axes[2], [r for r in offloading if same(r, profile, workload)], ITL, "policy")
+    figure.suptitle(f"{profile}, {workload}, {rate:g} requests/s in the first two", fontsize=9)
+    return finished(figure, axes)
+
+
+def same(result: Result, profile: str, workload: str) -> bool:
+    return bool(result["profile"] == profile and result["workload"] == workload)
+
+
+# Rate sweeps
+
+
+def sweeps(
+    results: Sequence[Result], rows: Sequence[tuple[Metric, str]], title: str
+) -> Figure | None:
+    """One row a (metric, workload), one column a profile."""
+    plain = [r for r in results if r["variant"] is None]
+    profiles = list(dict.fromkeys(r["profile"] for r in plain))
+    panels = [
+        [[r for r in plain if same(r, profile, workload)] for profile in profiles]
+        for _, workload in rows
+    ]
+    if not any(panel for row in panels for panel in row):
+        return None
+    kept = [i for i, row in enumerate(panels) if any(row)]
+    figure, axes = grid(len(kept), len(profiles), 2.9)
+    for at, i in enumerate(kept):
+        metric, workload = rows[i]
+        for column, profile in enumerate(profiles):
+            axis = axes[at * len(profiles) + column]
+            curves(axis, panels[i][column], metric, "policy")
+            axis.set_title(f"{profile}, {workload}", fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    return finished(figure, axes)
+
+
+def sensitivity(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> Figure | None:
+    """One row a metric, one column a kind of variant: `CPU TP 2` and `host 30 GiB` are told apart
+    by their first word."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if result["variant"] is not None and "NEO" not in result["variant"]:
+            groups[result["variant"].split()[0]].append(result)
+    if not groups:
+        return None
+    figure, axes = grid(len(metrics), len(groups), 2.9)
+    for column, group in enumerate(groups.values()):
+        for row, metric in enumerate(metrics):
+            curves(axes[row * len(groups) + column], group, metric, "variant")
+    figure.suptitle(title, fontsize=10)
+    return finished(figure, axes)
+
+
+def curves(axis: Axes, results: Sequence[Result], metric: Metric, by: str) -> None:
+    """A line for each value of `by`; dotted verticals mark where it meets the target (dashed)."""
+    lines: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        lines[result[by]].append(result)
+    for place, name in enumerate(sorted(lines, key=line_order)):
+        points = sorted(lines[name], key=lambda r: float(r["rate"]))
+        rates = [r["rate"] for r in points]
+        values = [r[metric.key] * metric.scale for r in points]
+        label, colour, marker = style(name, place)
+        axis.plot(rates, values, color=colour, marker=marker, markersize=3.5, label=label)
+        crossing = sustainable_rate(rates, values, metric.target).rate
+        if crossing is not None:
+            axis.vlines(crossing, 0, metric.target, color=colour, linestyle=":", linewidth=1)
+    axis.axhline(metric.target, color="0.5", linestyle="--", linewidth=0.8)
+    axis.set(xlabel="Request rate (requests/s)", ylabel=metric.label, ylim=(0, metric.top))
+
+
+def line_order(name: str) -> tuple[int, list[float], str]:
+    """Policies in their fixed order, then variants by the numbers in their names."""
+    names = list(STYLES)
+    known = names.index(name) if name in names else len(names)
+    return known, [float(n) for n in re.findall(r"\d+", name)], name
+
+
+def style(name: str, place: int = 0) -> tuple[str, str, str]:
+    """(label, colour, marker) of a policy, or of a variant by its place among its kind."""
+    return STYLES.get(name, (name, OTHER_COLOURS[place % len(OTHER_COLOURS)], "o"))
+
+
+def grid(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(3.6 * columns + 0.3, height * rows + 0.4), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def finished(figure: Figure, axes: Sequence[Axes]) -> Figure:
+    for axis in axes:
+        axis.grid(color="0.92", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_axisbelow(True)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(frameon=False, fontsize=7.5)
+    return figure
+
+
+DRAWERS: dict[int, Callable[[Sequence[Result]], Figure | None]] = {
+    1: figure_1,
+    9: lambda results: sweeps(
+        results,
+        [(LATENCY, "conversation"), (LATENCY, "code")],
+        "Normalized latency under increasing load",
+    ),
+    10: lambda results: sweeps(
+        results,
+        [(TTFT, "conversation"), (ITL, "conversation")],
+        "Tail latency under increasing load",
+    ),
+    11: lambda results: sensitivity(
+        results, [LATENCY, TTFT, ITL], "Sensitivity to CPU tensor parallelism and host KV capacity"
+    ),
+    13: lambda results: sweeps(
+        results, [(TTFT, "code"), (ITL, "code")], "Tail latency under increasing load"
+    ),
+    14: lambda results: sweeps(
+        results, [(TPOT, "conversation"), (TPOT, "code")], "P99 TPOT under increasing load"
+    ),
+    15: lambda results: sensitivity(
+        results, [TPOT_TIGHT], "P99 TPOT: CPU tensor parallelism and host KV capacity"
+    ),
+}
