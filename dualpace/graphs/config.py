@@ -25,5 +25,4 @@ class CompileConfig:
     backend_gpu: str | None = None
     backend_cpu: str | None = None
     buckets: list[int] | None = None  # row counts that stages are compiled for; None: from limits
-    cache_dir: str | None = None  # compiled graphs; None: the user's cache folder
-    start: str = "ahead"  # ahead: build every reachable graph before ready
+    cache_dir: str | None = None  # for kernels and graphs; None: the compilers' own places

@@ -20,6 +20,7 @@ _F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
 _PLAIN = {_F32: torch.float32, _F16: torch.float16, _BF16: torch.bfloat16}
 _BLOCK_BYTES = {_Q4_0: 18, _Q4_1: 20, _Q8_0: 34}
 _BLOCK_VALUES = 32
+_PIECE_BLOCKS = 4096
 
 
 class GGUFTensors:
@@ -76,23 +77,26 @@ def _borrow(array: np.ndarray) -> Tensor:
 
 
 def _decode(kind: int, raw: Tensor, out: Tensor) -> None:
-    """Decode `raw` [blocks, block bytes] to `out`. A block: scale (f16), for Q4_1 minimum (f16),
-    then 32 values of 8 bits, or 16 bytes with values 0-15 in the low and 16-31 in the high halves.
+    """Decode `raw` [blocks, block bytes] to `out`, piece by piece so that the work stays in cache.
+
+    A block: scale (f16), for Q4_1 minimum (f16), then 32 values of 8 bits, or 16 bytes with values
+    0-15 in the low and 16-31 in the high halves.
     """
-    work = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32)
-    values = work.view(-1, _BLOCK_VALUES)
-    scale = raw[:, 0:2].contiguous().view(torch.float16).float()
-    if kind == _Q8_0:
-        values.copy_(raw[:, 2:].view(torch.int8))
-        values.mul_(scale)
-    else:
-        quants = raw[:, 4 if kind == _Q4_1 else 2 :]
-        values[:, :16] = quants & 15
-        values[:, 16:] = quants >> 4
-        if kind == _Q4_0:
-            values.sub_(8).mul_(scale)
+    values = out.view(-1, _BLOCK_VALUES)
+    work = torch.empty(min(_PIECE_BLOCKS, len(raw)), _BLOCK_VALUES)
+    for start in range(0, len(raw), _PIECE_BLOCKS):
+        piece = raw[start : start + _PIECE_BLOCKS]
+        decoded = work[: len(piece)]
+        scale = piece[:, 0:2].contiguous().view(torch.float16).float()
+        if kind == _Q8_0:
+            decoded.copy_(piece[:, 2:].view(torch.int8)).mul_(scale)
         else:
-            minimum = raw[:, 2:4].contiguous().view(torch.float16).float()
-            values.mul_(scale).add_(minimum)
-    if work is not out:
-        out.copy_(work)
+            quants = piece[:, 4 if kind == _Q4_1 else 2 :]
+            decoded[:, :16] = quants & 15
+            decoded[:, 16:] = quants >> 4
+            if kind == _Q4_0:
+                decoded.sub_(8).mul_(scale)
+            else:
+                minimum = piece[:, 2:4].contiguous().view(torch.float16).float()
+                decoded.mul_(scale).add_(minimum)
+        values[start : start + len(piece)] = decoded

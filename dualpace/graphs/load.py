@@ -6,7 +6,7 @@ Files are mapped, never read whole; each part is written once, straight into its
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -73,7 +73,7 @@ class SafetensorsFolder:
             shards = ["model.safetensors"]
         self._file_of = {name: file for file in map(self._open, shards) for name in file.keys()}  # noqa: SIM118
 
-    def _open(self, shard: str) -> safe_open:
+    def _open(self, shard: str) -> Any:  # safetensors has no annotations
         path = self._folder / shard
         if not path.is_file():
             raise ConfigError(f"{path} is missing; fetch the model again, in safetensors format")

@@ -1,0 +1,175 @@
+"""Tokenizer of a model: text to ids and back, chat prompts, special ids. No torch.
+
+Built on the `tokenizers` library, from a Hugging Face folder's tokenizer.json or from the
+vocabulary in a GGUF file (tokenizer_gguf.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from dualpace.errors import ConfigError
+from dualpace.graphs.chat import ChatError, ChatTemplate
+from dualpace.graphs.detokenizer import IncrementalDetokenizer, byte_alphabet
+from dualpace.graphs.gguf_file import GGUFFile
+from dualpace.graphs.hf_config import read_json
+from dualpace.graphs.source import Source
+
+_BYTE_OF = byte_alphabet()
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Names by role (bos_token, eos_token, ...), the ids that are never text, the chat template."""
+
+    names: Mapping[str, str]
+    ids: frozenset[int]
+    chat_template: str | None = None
+
+
+class Tokenizer:
+    """Thread-safe apart from what `tokenizers` itself locks."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        self._backend = backend
+        self._special = special
+        self._template: ChatTemplate | None = None
+        self._byte_level, self._strip_first_space = _decoder_kind(backend)
+        self._bytes: dict[int, bytes] = {}
+        eos = [self.token_id(special.names["eos_token"])] if "eos_token" in special.names else []
+        self.eos_ids: tuple[int, ...] = tuple(
+            dict.fromkeys(i for i in [*eos_ids, *eos] if i is not None)
+        )
+        self.bos_id = self.token_id(special.names.get("bos_token", ""))
+        self.special_ids = special.ids
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; `add_special_tokens` puts a BOS in front where the model wants one."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`, the same as an incremental detokenizer's pieces joined."""
+        detokenizer = self.detokenizer(skip_special_tokens)
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """A detokenizer for one sequence."""
+        token_bytes = self._text_bytes if skip_special_tokens else self.token_bytes
+        return IncrementalDetokenizer(token_bytes, self._strip_first_space)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its name, None for an unknown one."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, maybe a part of a character; nothing for an unknown id."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
+
+    def _text_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self.special_ids else self.token_bytes(token_id)
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            if all(character in _BYTE_OF for character in token):
+                return bytes(_BYTE_OF[character] for character in token)
+            return token.encode()  # an added token, spelled as it is
+        if len(token) == 6 and token.startswith("<0x"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("▁", " ").encode()
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._special.chat_template is not None
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt text of a conversation; encode it with add_special_tokens=False.
+
+        ChatError when the model has no template or its template refuses the messages.
+        """
+        if self._special.chat_template is None:
+            raise ChatError("the model has no chat template; use completions with a plain prompt")
+        if self._template is None:
+            self._template = ChatTemplate(self._special.chat_template, self._special.names)
+        return self._template.render(messages, tools, add_generation_prompt)
+
+
+def load_tokenizer(source: Source) -> Tokenizer:
+    """The tokenizer of a model; for random weights one of bytes and made-up words."""
+    # Imported late: what only one kind of source needs.
+    from dualpace.graphs.tokenizer_gguf import backend_from_gguf, byte_backend
+
+    eos_ids = source.spec.eos_token_ids
+    if source.kind == "random":
+        backend = byte_backend(source.spec.vocab)
+        return Tokenizer(backend, SpecialTokens({}, frozenset()), eos_ids)
+    assert source.path is not None
+    if source.kind == "gguf":
+        return Tokenizer(*backend_from_gguf(GGUFFile(source.path)), eos_ids)
+    return Tokenizer(*_backend_from_folder(source.path), eos_ids)
+
+
+def _backend_from_folder(folder: Path) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; save its tokenizer in the fast format")
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    config_path = folder / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.is_file() else {}
+    names = {
+        key: value["content"] if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key.endswith("_token") and isinstance(value, str | dict)
+    }
+    ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+    return backend, SpecialTokens(names, ids, _folder_template(folder, config))
+
+
+def _folder_template(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template: str | list[dict[str, str]] | None = config.get("chat_template")
+    if isinstance(template, list):  # several by name
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _decoder_kind(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
+    """(whether tokens are spelled in the byte alphabet, whether text loses its first space)."""
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
+    steps = decoder.get("decoders", [decoder])
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        return True, False
+    if kinds & {"ByteFallback", "Metaspace"}:
+        strips = any(s["type"] == "Strip" and s["start"] > 0 for s in steps)
+        schemes = [s.get("prepend_scheme", "always") for s in steps if s["type"] == "Metaspace"]
+        return False, strips or any(scheme != "never" for scheme in schemes)
+    raise ConfigError(
+        f"tokenizer with decoder {sorted(map(str, kinds))} is not supported; DualPace reads "
+        "byte-level and SentencePiece BPE"
+    )
