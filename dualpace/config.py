@@ -6,9 +6,13 @@ depends on the machine is refused by `runtime.resolve`. No torch.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from hydra.errors import HydraException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dualpace.cpu.config import CpuConfig
 from dualpace.errors import ConfigError
@@ -78,6 +82,20 @@ def conf_dir() -> str:
     raise FileNotFoundError(f"conf/ not found in or beside {package}")
 
 
+def load(*overrides: str, root: str = "serve") -> Any:
+    """What `scripts/ROOT.py` would run with for the same overrides, checked: an instance of the
+    root's schema. ConfigError for an override that does not fit."""
+    register()
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        try:
+            config = OmegaConf.to_object(compose(root, list(overrides)))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(str(error)) from error
+    assert isinstance(config, SystemConfig)
+    check(config)
+    return config
+
+
 def check(config: SystemConfig) -> None:
     """Raises ConfigError for values that no machine could serve."""
     _one_of("model.dtype", config.model.dtype, DTYPES)
@@ -113,11 +131,14 @@ def _positive(config: SystemConfig) -> None:
         "cpu.max_waiting": config.cpu.max_waiting,
         "cpu.tp": config.cpu.tp,
         "kv.gpu_blocks": config.kv.gpu_blocks,
-        "kv.gpu_gib": config.kv.gpu_gib,
     }
     for key, value in values.items():
         if value is not None and not value > 0:
             raise ConfigError(f"{key}={value} is below 1: set it to at least 1 or leave it out.")
+    if config.kv.gpu_gib is not None and not config.kv.gpu_gib > 0:
+        raise ConfigError(
+            f"kv.gpu_gib={config.kv.gpu_gib} is not above 0: raise it or leave it out."
+        )
     for index, bucket in enumerate(config.compile.buckets or ()):
         if bucket < 1:
             raise ConfigError(f"compile.buckets[{index}]={bucket} is below 1: list row counts.")

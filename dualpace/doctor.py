@@ -93,8 +93,9 @@ def _memory(hardware: Hardware) -> dict[str, Any]:
 
 
 def _cache(config: SystemConfig) -> dict[str, Any]:
-    """Where compiled graphs and kernels go, and whether they can."""
-    folder = Path(config.compile.cache_dir or "~/.cache/dualpace").expanduser()
+    """Where compiled kernels are kept between starts: beside their source unless told otherwise."""
+    told = config.compile.cache_dir
+    folder = Path(told).expanduser() if told else Path(__file__).parent / "cpu" / "__pycache__"
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return {"folder": str(folder), "writable": os.access(existing, os.W_OK)}
 

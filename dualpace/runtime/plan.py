@@ -29,6 +29,7 @@ class ModelPlan:
     num_kv_heads: int
     head_dim: int
     vocab: int
+    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,7 @@ class CompilePlan:
     backend_gpu: str
     backend_cpu: str
     buckets: tuple[int, ...] | None
-    cache_dir: str | None
-    start: str
+    cache_dir: str | None  # absolute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,7 @@ class PolicyPlan:
 class ServerPlan:
     host: str
     port: int
+    cores: tuple[int, ...]
     drain_timeout_s: float
 
 
@@ -102,8 +103,7 @@ class RuntimePlan:
     request_log: str | None  # absolute
     look_ahead: bool
     worker_module: str
-    engine_cores: tuple[int, ...]
-    server_cores: tuple[int, ...]
+    cores: tuple[int, ...]  # of the engine process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

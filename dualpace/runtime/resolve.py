@@ -65,6 +65,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             vocab=spec.vocab,
+            eos_token_ids=spec.eos_token_ids,
         ),
         compile=_compile(config.compile),
         gpu=_gpu(config.gpu, device, hard_limit, cores),
@@ -78,7 +79,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
         ),
         assist=_assist(config.assist, config.cpu.max_batch_size),
         policy=_policy(config.policy),
-        server=_server(config.server if isinstance(config, ServeConfig) else ServerConfig()),
+        server=_server(config.server if isinstance(config, ServeConfig) else ServerConfig(), cores),
         runtime=_runtime(config.runtime, cores),
     )
 
@@ -164,8 +165,7 @@ def _compile(config: CompileConfig) -> CompilePlan:
         backend_gpu="eager" if gpu == "auto" else gpu,
         backend_cpu="eager" if cpu == "auto" else cpu,
         buckets=None if config.buckets is None else tuple(sorted(set(config.buckets))),
-        cache_dir=config.cache_dir,
-        start=config.start,
+        cache_dir=_folder("compile.cache_dir", config.cache_dir),
     )
 
 
@@ -212,8 +212,13 @@ def _policy(config: PolicyConfig) -> PolicyPlan:
     return PolicyPlan(name=config.name, options=tuple(options))
 
 
-def _server(config: ServerConfig) -> ServerPlan:
-    return ServerPlan(host=config.host, port=config.port, drain_timeout_s=config.drain_timeout_s)
+def _server(config: ServerConfig, cores: CoreMap) -> ServerPlan:
+    return ServerPlan(
+        host=config.host,
+        port=config.port,
+        cores=cores.server,
+        drain_timeout_s=config.drain_timeout_s,
+    )
 
 
 def _runtime(config: RuntimeConfig, cores: CoreMap) -> RuntimePlan:
@@ -222,9 +227,19 @@ def _runtime(config: RuntimeConfig, cores: CoreMap) -> RuntimePlan:
         request_log=_log_file("runtime.request_log", config.request_log),
         look_ahead=config.look_ahead,
         worker_module=config.worker_module,
-        engine_cores=cores.engine,
-        server_cores=cores.server,
+        cores=cores.engine,
     )
+
+
+def _folder(key: str, name: str | None) -> str | None:
+    """`name` as an absolute path that is a writable folder or can become one."""
+    if name is None:
+        return None
+    path = Path(name).expanduser().absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ConfigError(f"{key}={name} cannot be written: name a folder of your own.")
+    return str(path)
 
 
 def _log_file(key: str, name: str | None) -> str | None:

@@ -1,0 +1,47 @@
+"""The plan travels as JSON and comes back equal, frozen and hashable."""
+
+import json
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from dualpace.config import load
+from dualpace.runtime.plan import Plan, PolicyPlan
+from dualpace.runtime.resolve import resolve
+
+
+def tiny_plan() -> Plan:
+    return resolve(load("model=tiny_random", "kv.gpu_blocks=8"))
+
+
+def test_round_trip_keeps_every_value() -> None:
+    plan = replace(
+        tiny_plan(),
+        policy=PolicyPlan(name="dualpace", options=(("gap", 2), ("share", 0.5), ("on", True))),
+        compile=replace(tiny_plan().compile, buckets=(1, 8)),
+    )
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert hash(again) == hash(plan)
+    assert again.compile.buckets == (1, 8)
+    assert again.gpu.cores == plan.gpu.cores
+    assert again.policy.options == plan.policy.options
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        tiny_plan().gpu.threads = 4  # type: ignore[misc]
+
+
+def test_a_plan_with_a_missing_value_is_refused() -> None:
+    values = json.loads(tiny_plan().to_json())
+    del values["kv"]["gpu_blocks"]
+    with pytest.raises(KeyError, match="gpu_blocks"):
+        Plan.from_json(json.dumps(values))
+
+
+def test_lines_show_every_group_once() -> None:
+    lines = tiny_plan().lines()
+    assert lines[0] == "hw: auto"
+    assert [line.split(":")[0] for line in lines][1:4] == ["model", "compile", "gpu"]
+    assert any("gpu_blocks=9" in line for line in lines)

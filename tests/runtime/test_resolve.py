@@ -1,0 +1,144 @@
+"""Settings and hardware to plan: what `auto` becomes, and the sentence for what cannot be."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dualpace.config import load
+from dualpace.errors import ConfigError
+from dualpace.graphs.shapes import SHAPES
+from dualpace.runtime.hardware import GIB, Gpu, Hardware
+from dualpace.runtime.plan import AssistPlan, Plan
+from dualpace.runtime.resolve import resolve
+
+SMALL = Hardware(cores=(0, 1), numa_nodes=(0, 0), memory_bytes=16 * GIB, fast_bf16=False, gpus=())
+BIG = Hardware(
+    cores=tuple(range(16)),
+    numa_nodes=(0,) * 16,
+    memory_bytes=120 * GIB,
+    fast_bf16=True,
+    gpus=(Gpu(name="H200", memory_bytes=140 * GIB),),
+)
+
+
+def plan(*overrides: str, on: Hardware = SMALL) -> Plan:
+    return resolve(load("model=tiny_random", *overrides), on)
+
+
+def test_two_cores_give_each_worker_one_of_its_own() -> None:
+    made = plan()
+    assert (made.gpu.cores, made.cpu.cores) == ((0,), (1,))
+    assert (made.gpu.threads, made.cpu.threads) == (1, 1)
+
+
+def test_without_bf16_instructions_auto_is_float32() -> None:
+    assert plan().model.dtype == "float32"
+    assert plan(on=replace(SMALL, fast_bf16=True)).model.dtype == "bf16"
+    assert plan("model.dtype=bf16").model.dtype == "bf16"
+    assert plan(on=replace(BIG, fast_bf16=False)).model.dtype == "bf16"  # the GPU's choice
+
+
+def test_auto_takes_a_gpu_where_one_is() -> None:
+    assert plan().gpu.device == "cpu"
+    assert plan(on=BIG).gpu.device == "cuda"
+    assert plan("gpu.device=cpu", on=BIG).gpu.device == "cpu"
+
+
+def test_blocks_as_told_are_usable_ones_and_the_pools_have_a_scratch_block_more() -> None:
+    made = plan("kv.gpu_blocks=8", "kv.host_blocks=100")
+    assert (made.kv.gpu_blocks, made.kv.host_blocks) == (9, 101)
+
+
+def test_pools_in_gib() -> None:
+    made = plan("kv.gpu_gib=0.25", "kv.host_gib=1")
+    assert made.kv.gpu_blocks - 1 == GIB // 4 // made.kv.bytes_per_block
+    assert made.kv.host_blocks - 1 == GIB // made.kv.bytes_per_block
+
+
+def test_the_stand_in_has_a_small_pool_and_a_modest_host_pool() -> None:
+    made = resolve(load("model.source=random:smollm2-135m"), SMALL)
+    assert made.kv.gpu_blocks == 257
+    assert made.kv.host_blocks - 1 == 2 * GIB // made.kv.bytes_per_block
+    assert made.model.max_context == 8192
+
+
+def test_a_gpu_gets_what_its_memory_leaves_beside_the_weights() -> None:
+    made = resolve(load("model=llama31_8b_random"), BIG)
+    weights = SHAPES["llama-3.1-8b"].num_parameters() * 2
+    pool = made.kv.gpu_blocks * made.kv.bytes_per_block
+    assert 0.8 * 140 * GIB - weights < pool + GIB < 0.91 * 140 * GIB - weights
+    assert made.kv.host_blocks * made.kv.bytes_per_block < 120 * GIB - weights
+
+
+def test_context_is_bounded_by_model_larger_tier_and_what_one_prefill_can_redo() -> None:
+    assert plan("kv.gpu_blocks=16", "kv.host_blocks=0").model.max_context == 256
+    assert plan("kv.gpu_blocks=16", "kv.host_blocks=64").model.max_context == 1024
+    assert plan("kv.gpu_blocks=1", "kv.host_blocks=4096").model.max_context == 2048  # the model
+    hard = ("gpu.token_limit=256", "gpu.max_batched_tokens=512")
+    assert plan("kv.gpu_blocks=16", "kv.host_blocks=64", *hard).model.max_context == 512
+    assert plan("kv.gpu_blocks=64", "kv.host_blocks=64", *hard).model.max_context == 1024
+    assert plan("model.max_context=100").model.max_context == 100
+
+
+def test_without_a_host_tier_only_the_gpu_pool_counts() -> None:
+    made = plan("policy=gpu_only", "kv.gpu_blocks=16")
+    assert made.kv.host_blocks == 1
+    assert made.model.max_context == 256
+    assert made.policy.name == "gpu_only"
+
+
+def test_the_hard_limit_follows_the_soft_one() -> None:
+    assert plan().gpu.max_batched_tokens == 8192
+    assert plan("gpu.token_limit=16384").gpu.max_batched_tokens == 16384
+
+
+def test_without_thresholds_every_cpu_batch_runs_full_cpu() -> None:
+    made = plan("cpu.max_batch_size=32").assist
+    assert made == AssistPlan(post_attention_limit=33, post_layer_limit=32)
+    told = plan("assist.post_attention_limit=0", "assist.post_layer_limit=0").assist
+    assert told == AssistPlan(post_attention_limit=0, post_layer_limit=0)
+
+
+def test_log_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert plan("runtime.round_log=rounds.jsonl").runtime.round_log == f"{tmp_path}/rounds.jsonl"
+
+
+def test_the_model_has_the_name_of_its_source_unless_told() -> None:
+    assert plan().model.name == "random-tiny"
+    assert plan("model.name=mine").model.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("+hw=rtx4090", "hw.name=rtx4090 states 1 GPU and this machine shows none"),
+        ("+hw=h20x2", "hw.name=h20x2 states 2 GPUs and this machine shows none"),
+        ("hw.cores=12", "hw.cores=12 and only 2 cores may be used here: set hw.cores=2"),
+        ("gpu.device=cuda", "gpu.device=cuda and no GPU"),
+        ("gpu.tp=2", "gpu.tp=2 and only 1 rank is supported so far: set gpu.tp=1"),
+        ("cpu.tp=2", "cpu.tp=2 and only 1 rank is supported so far"),
+        ("cpu.threads=2", "cpu.threads=2 is more than the 1 cores of that worker"),
+        ("kv.host_gib=100", "kv.host_gib=100.0 is more than the"),
+        ("kv.gpu_blocks=100000000", "kv.gpu_blocks=100000000 is more than the"),
+        ("kv.gpu_gib=0.0000001", "holds no KV block"),
+        ("model.max_context=9999", "model.max_context=9999 is more than the 2048 tokens"),
+        ("model.source=random:llama-3.1-8b", "needs 29.9 GiB a worker in float32 and 16.0 GiB"),
+        ("runtime.round_log=/nowhere/log", "runtime.round_log=/nowhere/log cannot be written"),
+        ("compile.cache_dir=/dev/null/x", "compile.cache_dir=/dev/null/x cannot be written"),
+    ],
+)
+def test_what_this_machine_cannot_do_gets_one_sentence(overrides: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(*overrides.split())
+    text = str(caught.value)
+    assert sentence in text
+    assert text.endswith(".") and "\n" not in text
+
+
+def test_an_hw_file_bounds_what_is_used_of_a_larger_machine() -> None:
+    made = plan("hw.cores=4", "hw.vram_gib=24", "hw.host_gib=8", on=BIG)
+    assert max(made.gpu.cores + made.cpu.cores + made.runtime.cores) == 3
+    assert made.kv.gpu_blocks * made.kv.bytes_per_block < 24 * GIB
+    assert made.kv.host_blocks * made.kv.bytes_per_block < 8 * GIB

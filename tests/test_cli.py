@@ -1,0 +1,129 @@
+"""The commands as a person meets them: what is printed where, exit codes, no stray files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(
+    script: str, *arguments: str, cwd: Path, expect: int = 0
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == expect, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_help_names_the_tool_its_groups_and_defaults(tmp_path: Path) -> None:
+    out = run("serve", "--help", cwd=tmp_path).stdout
+    assert out.startswith("serve - an OpenAI-compatible server")
+    for text in ("hw: cpu, h200, h20x2, h20x4, rtx4090", "policy: dualpace", "port: 8000"):
+        assert text in out
+
+
+def test_cfg_job_prints_the_configuration_and_leaves_no_file(tmp_path: Path) -> None:
+    done = run("serve", "+hw=rtx4090", "--cfg", "job", "--resolve", cwd=tmp_path)
+    assert done.stdout.startswith("hw:\n  name: rtx4090\n")
+    assert "vram_gib: 24.0" in done.stdout
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_defaults_tree_and_search_path_are_stock(tmp_path: Path) -> None:
+    assert "model: smollm2" in run("serve", "--info", "defaults-tree", cwd=tmp_path).stdout
+    assert str(ROOT / "conf") in run("serve", "--info", "searchpath", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("+hw=rtx5090", "rtx4090"),  # lists what there is
+        ("hw=rtx4090", "+hw=rtx4090"),
+        ("gpu.max_bach=8", "Key 'max_bach' not in 'GpuConfig'"),
+        ("model.dtype=int4", "model.dtype=int4 is unknown: choose one of auto, bf16, float32."),
+        ("gpu.tp=2", "gpu.tp=2 and only 1 rank is supported so far: set gpu.tp=1."),
+    ],
+)
+def test_mistakes_get_a_sentence_and_exit_code_1(
+    argument: str, sentence: str, tmp_path: Path
+) -> None:
+    done = run("serve", argument, cwd=tmp_path, expect=1)
+    assert sentence in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_directory_of_ones_own_is_used(tmp_path: Path) -> None:
+    run("serve", f"hydra.run.dir={tmp_path}/mine", "gpu.tp=2", cwd=tmp_path, expect=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_hw_files_of_ones_own_are_found(tmp_path: Path) -> None:
+    (tmp_path / "hw").mkdir()
+    (tmp_path / "hw" / "mybox.yaml").write_text("# @package _global_\nhw: {name: mybox}\n")
+    arguments = ("--config-dir", str(tmp_path), "+hw=mybox", "--cfg", "job")
+    assert "name: mybox" in run("serve", *arguments, cwd=tmp_path).stdout
+
+
+def test_doctor_ends_with_one_json_line_that_holds_the_plan(tmp_path: Path) -> None:
+    arguments = ("+hw=cpu", "model=tiny_random", "kv.gpu_blocks=32")
+    out = run("doctor", *arguments, cwd=tmp_path).stdout
+    report = json.loads(out.splitlines()[-1])
+    assert report["problem"] is None
+    assert report["plan"]["kv"]["gpu_blocks"] == 33
+    assert "ready to serve" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_says_what_is_in_the_way(tmp_path: Path) -> None:
+    out = run("doctor", "gpu.tp=2", "+hw=cpu", cwd=tmp_path, expect=1).stdout
+    report = json.loads(out.splitlines()[-1])
+    assert report["plan"] is None
+    assert report["problem"].startswith("gpu.tp=2")
+
+
+# A server that only waits stands in for the real one: this is about the entry point.
+WAITING_SERVER = """
+import sys, types
+from dualpace import cli
+server = types.ModuleType("dualpace.runtime.server")
+def serve(plan):
+    import time
+    print("serving", plan.model.name, flush=True)
+    time.sleep(60)
+server.serve = serve
+sys.modules["dualpace.runtime.server"] = server
+sys.argv = ["serve.py", "+hw=cpu", "model=tiny_random"]
+cli.serve()
+"""
+
+
+def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING_SERVER],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "serving random-tiny\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1].endswith("interrupted")
+    assert "Traceback" not in errors
+    assert "plan model: source=random:tiny" in errors
+    assert list(tmp_path.iterdir()) == []

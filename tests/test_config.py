@@ -1,0 +1,107 @@
+"""Every YAML file composes and checks; the key set is frozen; bad values get a sentence."""
+
+import dataclasses
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from dualpace.config import ServeConfig, conf_dir, load
+from dualpace.errors import ConfigError
+from dualpace.graphs.backends import BACKENDS as BUILT_BACKENDS
+from dualpace.graphs.config import BACKENDS
+
+CONF = Path(conf_dir())
+SNAPSHOT = Path(__file__).parent / "data" / "config_keys.txt"
+GROUPS = ("model", "policy", "compile", "gpu", "cpu", "kv", "server")
+
+
+def choices() -> list[str]:
+    found = [f"{group}={file.stem}" for group in GROUPS for file in (CONF / group).glob("*.yaml")]
+    appended = [
+        f"+{group}={file.stem}"
+        for group in ("hw", "experiment")
+        for file in (CONF / group).glob("*.yaml")
+    ]
+    return sorted(found + appended)
+
+
+@pytest.mark.parametrize("choice", choices())
+def test_every_file_of_every_group_composes_and_checks(choice: str) -> None:
+    assert isinstance(load(choice), ServeConfig)
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "hw").glob("*.yaml")), ids=lambda f: f.stem)
+def test_hw_files_state_facts_and_choices_only(file: Path) -> None:
+    text = file.read_text()
+    assert text.startswith("# @package _global_\n")
+    assert set(OmegaConf.create(text)) <= {"defaults", "hw"}
+    assert OmegaConf.create(text).hw.name == file.stem
+
+
+def keys(node: Any, prefix: str = "") -> list[str]:
+    if not isinstance(node, dict):
+        return [prefix]
+    return list(chain.from_iterable(keys(v, f"{prefix}.{k}".strip(".")) for k, v in node.items()))
+
+
+def test_the_key_set_is_frozen() -> None:
+    """A new or lost setting is a decision: change the snapshot in the same commit."""
+    found = sorted(keys(dataclasses.asdict(load())))
+    assert found == SNAPSHOT.read_text().split()
+
+
+def test_an_experiment_or_command_line_value_beats_the_hw_file() -> None:
+    assert load("+hw=h20x2", "gpu.tp=1").gpu.tp == 1
+    assert load("+hw=h20x2", "gpu=default").gpu.tp == 1
+
+
+def test_keys_of_another_policy_are_refused() -> None:
+    with pytest.raises(ConfigError, match="token_gap"):
+        load("policy=neo", "policy.token_gap=3")
+
+
+def test_backends_are_those_that_are_built() -> None:
+    assert set(BACKENDS) == {"auto", *BUILT_BACKENDS}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("model.dtype=int4", "model.dtype=int4 is unknown: choose one of auto, bf16, float32"),
+        ("gpu.device=tpu", "gpu.device=tpu is unknown: choose one of auto, cpu, cuda"),
+        ("kv.output_estimate=oracle", "kv.output_estimate=oracle is unknown"),
+        ("compile.backend=xla", "compile.backend=xla is unknown"),
+        ("compile.backend_cpu=xla", "compile.backend_cpu=xla is unknown"),
+        ("gpu.max_batch_size=0", "gpu.max_batch_size=0 is below 1"),
+        ("cpu.threads=0", "cpu.threads=0 is below 1"),
+        ("kv.gpu_blocks=0", "kv.gpu_blocks=0 is below 1"),
+        ("kv.gpu_gib=-0.5", "kv.gpu_gib=-0.5 is not above 0"),
+        ("kv.host_blocks=-1", "kv.host_blocks=-1 is negative"),
+        ("kv.gpu_blocks=8 kv.gpu_gib=1", "both size one pool"),
+        (
+            "gpu.token_limit=4096 gpu.max_batched_tokens=1024",
+            "gpu.max_batched_tokens=1024 is below gpu.token_limit=4096: raise the first",
+        ),
+        (
+            "gpu.token_limit=64 gpu.max_batched_tokens=64",
+            "gpu.max_batched_tokens=64 is below gpu.max_batch_size=256",
+        ),
+        ("assist.post_layer_limit=4", "assist.post_layer_limit is set without"),
+        (
+            "assist.post_attention_limit=4 assist.post_layer_limit=4",
+            "assist.post_attention_limit=4 and assist.post_layer_limit=4 are no legal pair",
+        ),
+        ("compile.buckets=[4,0]", "compile.buckets[1]=0 is below 1"),
+        ("server.port=70000", "server.port=70000 is no TCP port"),
+        ("server.drain_timeout_s=-1", "server.drain_timeout_s=-1.0 is negative"),
+    ],
+)
+def test_impossible_values_get_one_sentence(overrides: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides.split())
+    text = str(caught.value)
+    assert sentence in text
+    assert text.endswith(".") and "\n" not in text
