@@ -1,0 +1,366 @@
+"""The owner's side of the engine process: starts it, submits requests, hands each its tokens.
+
+Submissions and cancels of one turn of the event loop travel as one message; a round's tokens come
+as one and are handed out without a task or queue per request. Knows token ids, not text.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from dualpace.runtime import messages
+from dualpace.runtime.engine.link import Link
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.process import start_process
+from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.wire import Message
+
+log = logging.getLogger(__name__)
+
+ENGINE_MODULE = "dualpace.runtime.engine"
+ENGINES = ("gpu", "cpu")  # by `messages.Tokens.engines`
+_FINISH_REASONS = (None, "stop", "length")  # by `messages.Tokens.finished`
+_EXIT_S = 10.0  # that an engine may take to end after its drain
+_MAX_TOKENS = 2**31 - 1
+
+
+class EngineGone(RuntimeError):
+    """The engine has ended, or is being ended; nothing more will come."""
+
+
+class StartFailed(RuntimeError):
+    """The engine could not start. `user_error`: the text says what its user can do about it."""
+
+    def __init__(self, text: str, user_error: bool) -> None:
+        super().__init__(text)
+        self.user_error = user_error
+
+
+class RequestRefused(ValueError):
+    """The engine will never run this request; the text says why."""
+
+
+@dataclass(slots=True)
+class Update:
+    """Tokens that came since the last one; `engines` says who made each (index into ENGINES)."""
+
+    token_ids: list[int] = field(default_factory=list)
+    engines: list[int] = field(default_factory=list)
+    finish_reason: str | None = None  # stop (end of sequence) | length
+
+
+class TokenStream:
+    """One request's updates: `async for update in stream`. Close it to give the request up.
+
+    Iterating raises RequestRefused or EngineGone.
+    """
+
+    def __init__(self, client: "EngineClient", request_id: int) -> None:
+        self.request_id = request_id
+        self._client = client
+        self._update = Update()
+        self._error: Exception | None = None
+        self._ended = False  # nothing more will be put
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Update:
+        if not self._update.token_ids and not self._ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._update.token_ids:
+            update, self._update = self._update, Update()
+            return update
+        if self._error is not None:
+            raise self._error
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Cancels the request if it still runs."""
+        if not self._ended:
+            self._ended = True
+            self._client.cancel([self.request_id])
+
+    def put(self, token_id: int, engine: int, finished: int) -> None:
+        update = self._update
+        update.token_ids.append(token_id)
+        update.engines.append(engine)
+        if finished:
+            update.finish_reason = _FINISH_REASONS[finished]
+            self._ended = True
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class _Submission:
+    request_id: int
+    arrival_s: float
+    prompt: Sequence[int]
+    params: SamplingParams
+
+
+class EngineClient:
+    """Life: `launch` (main thread) -> `connect` (the loop that owns it) -> ... -> `close`."""
+
+    def __init__(self, plan: Plan, process: "subprocess.Popen[bytes]", sock: socket.socket) -> None:
+        self.plan = plan
+        self.process = process
+        self.start_s = time.monotonic()
+        self.phases: list[tuple[float, str]] = [(0.0, "starting the engine process")]
+        self.num_tokens: Counter[str] = Counter()  # by engine
+        self.progress_s = (
+            self.start_s
+        )  # when the last tokens came, or work arrived at an idle engine
+        self._sock = sock
+        self._link: Link | None = None
+        self._streams: dict[int, TokenStream] = {}
+        self._next_id = 0
+        self._submissions: list[_Submission] = []
+        self._cancels: list[int] = []
+        self._flush_due = False
+        self._stats_waiters: list[asyncio.Future[dict[str, Any]]] = []
+        self._failure: messages.Failed | None = None
+        self._closing = False
+
+    @classmethod
+    def launch(cls, plan: Plan, module: str = ENGINE_MODULE) -> Self:
+        """Starts the engine process. Call it from a thread that outlives it: the main one."""
+        process, sock = start_process(module, [], [], {})
+        return cls(plan, process, sock)
+
+    async def connect(self) -> None:
+        """Hands the engine its plan; from here on its messages are followed on this loop."""
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._gone: asyncio.Future[str] = loop.create_future()
+        self._link = await Link.open(self._sock, self._on_message, self._on_close)
+        self._link.send(messages.Hello(self.plan.to_json()))
+
+    # ---- state
+
+    @property
+    def phase(self) -> str:
+        return self.phases[-1][1]
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready.done() and not self._gone.done()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that may still get tokens."""
+        return len(self._streams)
+
+    async def wait_ready(self) -> dict[str, Any]:
+        """The engine's facts about its start. Raises StartFailed."""
+        first: set[asyncio.Future[Any]] = {self._ready, self._gone}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if self._gone.done():
+            user_error = self._failure is not None and bool(self._failure.user_error)
+            raise StartFailed(self._gone.result(), user_error)
+        return self._ready.result()
+
+    async def wait_gone(self) -> str:
+        """Returns why the engine ended, once it has."""
+        return await asyncio.shield(self._gone)
+
+    # ---- requests
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> TokenStream:
+        """A new request. `params` must have a seed; max_tokens None means as many as fit."""
+        assert params.seed is not None
+        self._next_id += 1
+        stream = TokenStream(self, self._next_id)
+        if self._link is None or self._gone.done() or self._closing:
+            stream.fail(EngineGone("the engine is not running"))
+            return stream
+        now = time.monotonic()
+        if not self._streams:
+            self.progress_s = now
+        self._streams[stream.request_id] = stream
+        self._submissions.append(_Submission(stream.request_id, now, prompt, params))
+        self._flush_soon()
+        return stream
+
+    def cancel(self, request_ids: Sequence[int]) -> None:
+        """Gives requests up; unknown ids (ended meanwhile) are fine."""
+        for request_id in request_ids:
+            if self._streams.pop(request_id, None) is not None:
+                self._cancels.append(request_id)
+        self._flush_soon()
+
+    def fail_all(self, reason: str) -> None:
+        """Ends every stream with EngineGone and tells the engine to drop the requests."""
+        streams = list(self._streams.values())
+        self.cancel([stream.request_id for stream in streams])
+        for stream in streams:
+            stream.fail(EngineGone(reason))
+
+    async def stats(self, timeout_s: float) -> dict[str, Any]:
+        """The engine's snapshot of queues, pools and counters. Raises TimeoutError, EngineGone."""
+        if self._link is None or self._gone.done():
+            raise EngineGone("the engine is not running")
+        waiter: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        if not self._stats_waiters:  # one question serves all who ask meanwhile
+            self._link.send(messages.AskStats())
+        self._stats_waiters.append(waiter)
+        try:
+            return await asyncio.wait_for(waiter, timeout_s)
+        finally:
+            if waiter in self._stats_waiters:
+                self._stats_waiters.remove(waiter)
+
+    # ---- end
+
+    async def close(self, drain_s: float = 0.0) -> int:
+        """Ends the engine, letting requests finish for `drain_s`; returns its exit status."""
+        self._closing = True
+        if self._link is not None:
+            self._link.send(messages.Shutdown(drain_s))
+            await asyncio.wait({self._gone}, timeout=drain_s + _EXIT_S)
+            self._link.close()
+        else:
+            self._sock.close()
+        try:
+            return await asyncio.to_thread(self.process.wait, _EXIT_S)
+        except subprocess.TimeoutExpired:
+            log.warning("the engine process did not end and is killed")
+            self.kill()
+            return await asyncio.to_thread(self.process.wait)
+
+    def kill(self) -> None:
+        """At once and from anywhere; the engine's workers end with it."""
+        self.process.kill()
+
+    # ---- messages
+
+    def _flush_soon(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Cancels go after submissions: one given up at once is known by then."""
+        self._flush_due = False
+        if self._link is None:
+            return
+        if self._submissions:
+            batch, self._submissions = self._submissions, []
+            self._link.send(_submit_message(batch))
+        if self._cancels:
+            ids, self._cancels = self._cancels, []
+            self._link.send(messages.Cancel(np.array(ids, np.int64)))
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case messages.Tokens():
+                self._hand_out(message)
+            case messages.Refused():
+                if stream := self._streams.pop(message.request_id, None):
+                    stream.fail(RequestRefused(message.text))
+            case messages.Stats():
+                waiters, self._stats_waiters = self._stats_waiters, []
+                info = json.loads(message.info)
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(info)
+            case messages.Phase():
+                self._note(message.text)
+            case messages.Ready():
+                self._note("ready")
+                self._ready.set_result(json.loads(message.info))
+            case messages.Failed():
+                self._failure = message
+            case _:
+                raise AssertionError(f"unexpected {type(message).__name__} from the engine")
+
+    def _note(self, phase: str) -> None:
+        self.phases.append((time.monotonic() - self.start_s, phase))
+        log.info("%6.1f s  %s", *self.phases[-1])
+
+    def _hand_out(self, message: messages.Tokens) -> None:
+        self.progress_s = time.monotonic()
+        by_engine = np.bincount(message.engines, minlength=len(ENGINES)).tolist()
+        for name, count in zip(ENGINES, by_engine, strict=True):
+            self.num_tokens[name] += count
+        for request_id, token_id, engine, finished in zip(
+            message.request_ids.tolist(),
+            message.tokens.tolist(),
+            message.engines.tolist(),
+            message.finished.tolist(),
+            strict=True,
+        ):
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue  # cancelled while these were on their way
+            if finished:
+                del self._streams[request_id]
+            stream.put(token_id, engine, finished)
+
+    def _on_close(self) -> None:
+        self._link = None
+        self._reaper = asyncio.ensure_future(self._reap())
+
+    async def _reap(self) -> None:
+        """Finds out why the engine ended, and ends everything that waits for it."""
+        status: int | None
+        try:
+            status = await asyncio.to_thread(self.process.wait, 2.0)
+        except subprocess.TimeoutExpired:
+            status = None
+        reason = self._failure.text if self._failure else _how_it_ended(status)
+        self._gone.set_result(reason)
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.fail(EngineGone(reason))
+        waiters, self._stats_waiters = self._stats_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(EngineGone(reason))
+
+
+def _submit_message(batch: Sequence[_Submission]) -> messages.Submit:
+    params = [s.params for s in batch]
+    offsets = np.zeros(len(batch) + 1, np.int64)
+    np.cumsum([len(s.prompt) for s in batch], out=offsets[1:])
+    return messages.Submit(
+        request_ids=np.array([s.request_id for s in batch], np.int64),
+        arrivals_s=np.array([s.arrival_s for s in batch], np.float64),
+        offsets=offsets,
+        tokens=np.concatenate([np.asarray(s.prompt, np.int32) for s in batch]),
+        max_tokens=np.array([min(p.max_tokens or _MAX_TOKENS, _MAX_TOKENS) for p in params]),
+        ignore_eos=np.array([p.ignore_eos for p in params], np.uint8),
+        temperature=np.array([p.temperature for p in params], np.float32),
+        top_k=np.array([max(p.top_k, 0) for p in params], np.int32),
+        top_p=np.array([p.top_p for p in params], np.float32),
+        seeds=np.array([p.seed for p in params], np.int64),
+    )
+
+
+def _how_it_ended(status: int | None) -> str:
+    if status is None:
+        return "the engine process closed its connection"
+    if status < 0:
+        return f"the engine process was ended by signal {signal.Signals(-status).name}"
+    return f"the engine process ended with status {status}"

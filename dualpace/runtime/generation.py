@@ -1,0 +1,187 @@
+"""From a prompt's token ids to pieces of text: detokenizing, stop strings, the end of an answer.
+
+Shared by the server and the offline API. Knows nothing about HTTP.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from dualpace.runtime.engine_client import EngineClient
+from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+
+
+class Detokenizer(Protocol):
+    """Text of one answer, token by token; holds back what later tokens may still change."""
+
+    def push(self, ids: Iterable[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """What a front needs of `graphs.tokenizer`."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def detokenizer(self) -> Detokenizer: ...
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The prompt of a conversation. Raises the tokenizer's ChatError for one that it cannot put."""
+    return tokenizer.encode(tokenizer.chat(messages), add_special_tokens=False)
+
+
+class StopMatcher:
+    """Cuts streamed text before the first stop string that completes.
+
+    Which one that is depends on the text alone, never on how it was cut into pieces: the one whose
+    end comes first, and of those the longest. Text that may still become one is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops)
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string has completed)."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        keep = max(self._longest_start(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """What was held back, when no more text will come."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _longest_start(text: str, stop: str) -> int:
+        """Length of the longest end of `text` that `stop` could begin with."""
+        for length in range(min(len(text), len(stop) - 1), 0, -1):
+            if text.endswith(stop[:length]):
+                return length
+        return 0
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one update adds to an answer. The last one has a finish reason: stop | length."""
+
+    text: str
+    token_ids: list[int]
+    engines: list[int]  # who made each token, index into `engine_client.ENGINES`
+    finish_reason: str | None
+
+
+def check_prompt(prompt: Sequence[int], max_context: int, vocab: int) -> None:
+    """Raises InvalidParameter for a prompt that cannot be run."""
+    if not prompt:
+        raise InvalidParameter("prompt", "The prompt is empty.")
+    if len(prompt) >= max_context:
+        raise InvalidParameter(
+            "prompt",
+            f"The prompt has {len(prompt)} tokens; this server's context of {max_context} tokens "
+            f"takes prompts of at most {max_context - 1}.",
+        )
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise InvalidParameter("prompt", f"Token ids must be from 0 to {vocab - 1}.")
+
+
+async def generate(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    max_context: int,
+) -> AsyncGenerator[Piece, None]:
+    """One answer, of at most as many tokens as `max_context` leaves room for.
+
+    Closing the generator gives the request up. Raises as TokenStream does.
+    """
+    room = max_context - len(prompt)
+    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    stream = client.submit(prompt, replace(params, max_tokens=limit))
+    text = _AnswerText(tokenizer.detokenizer(), params)
+    try:
+        async for update in stream:
+            piece = text.piece(update.token_ids, update.engines, update.finish_reason)
+            if piece.finish_reason is not None:
+                stream.close()
+            yield piece
+            if piece.finish_reason is not None:
+                return
+    finally:
+        stream.close()
+
+
+class _AnswerText:
+    def __init__(self, detokenizer: Detokenizer, params: SamplingParams) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopMatcher(params.stops)
+
+    def piece(self, token_ids: list[int], engines: list[int], finish_reason: str | None) -> Piece:
+        """Tokens after the one that completes a stop string are dropped."""
+        shown = []
+        for index, token_id in enumerate(token_ids):
+            is_last = index == len(token_ids) - 1
+            # The token that ends a sequence is no text, whatever the tokenizer would print for it.
+            is_eos = is_last and finish_reason == "stop"
+            text, stopped = self._stops.push("" if is_eos else self._detokenizer.push([token_id]))
+            shown.append(text)
+            if stopped:
+                count = index + 1
+                return Piece("".join(shown), token_ids[:count], engines[:count], "stop")
+        if finish_reason is not None:
+            text, stopped = self._stops.push(self._detokenizer.flush())
+            shown.append(text if stopped else text + self._stops.flush())
+            finish_reason = "stop" if stopped else finish_reason
+        return Piece("".join(shown), token_ids, engines, finish_reason)
+
+
+async def merge(
+    answers: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Pieces of several answers as they come, each with its answer's index. Closes them."""
+    if len(answers) == 1:  # the usual case needs no tasks
+        async with contextlib.aclosing(answers[0]) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+        return
+    queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+
+    async def follow(index: int, answer: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async with contextlib.aclosing(answer) as pieces:
+                async for piece in pieces:
+                    queue.put_nowait((index, piece))
+            queue.put_nowait((index, None))
+        except Exception as error:  # raised again where the pieces are read
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(follow(i, answer)) for i, answer in enumerate(answers)]
+    try:
+        running = len(tasks)
+        while running:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,72 @@
+"""The routes. Each is a few lines: what it answers is decided in `service`."""
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, Response
+
+from dualpace.runtime.server import errors
+from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
+from dualpace.runtime.server.service import Service
+from dualpace.runtime.server.streams import Answer
+
+
+def build_app(service: Service) -> FastAPI:
+    app = FastAPI(title="DualPace", version=version("dualpace"), openapi_url=None)
+    errors.install(app)
+    created = int(time.time())
+
+    @app.post("/v1/completions")
+    async def completions(request: CompletionRequest) -> Response:
+        return Answer(await service.completion(request))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: ChatRequest) -> Response:
+        return Answer(await service.chat(request))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        service.admit(None)
+        return {"object": "list", "data": [model_card()]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        service.admit(model)
+        return model_card()
+
+    def model_card() -> dict[str, Any]:
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": created,
+            "owned_by": "dualpace",
+            "max_model_len": service.client.plan.model.max_context,
+        }
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The process lives and its loop turns; whether it can serve is /ready's answer."""
+        return {"status": "alive"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        client = service.client
+        if service.is_ready:
+            return JSONResponse({"status": "ready"})
+        status = "draining" if service.draining else "starting"
+        phase = client.phase if service.tokenizer or not client.is_ready else "loading tokenizer"
+        seconds = round(time.monotonic() - client.start_s, 1)
+        return JSONResponse({"status": status, "phase": phase, "seconds": seconds}, 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = await service.metrics.render()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/version")
+    async def show_version() -> dict[str, str]:
+        return {"version": version("dualpace")}
+
+    return app

@@ -1,0 +1,189 @@
+"""The life of the server process: bind, start the engine, serve, drain, end with a reason.
+
+The address answers from the first moment, so that /health and /ready work during the start.
+"""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import uvicorn
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.engine_client import ENGINE_MODULE, EngineClient, StartFailed
+from dualpace.runtime.generation import Tokenizer
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.server.app import build_app
+from dualpace.runtime.server.service import Service
+
+log = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 2  # for answers that were cut off to reach their clients
+
+
+def serve(
+    plan: Plan,
+    engine_module: str = ENGINE_MODULE,
+    load: Callable[[str], Tokenizer] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT, then returns. Call it from the main thread.
+
+    `load` makes the tokenizer from `plan.model.source`. Raises ConfigError for what the user can
+    fix, and SystemExit with a reason when the engine fails.
+    """
+    sock = _bind(plan.server.host, plan.server.port)
+    client = EngineClient.launch(plan, engine_module)
+    if plan.runtime.cores:
+        os.sched_setaffinity(0, plan.runtime.cores)
+    try:
+        failure = asyncio.run(_Life(client, sock, load or _load_tokenizer).run())
+    finally:
+        if client.process.poll() is None:
+            client.kill()
+            client.process.wait()
+    if failure is not None:
+        raise failure
+
+
+def _load_tokenizer(source: str) -> Tokenizer:
+    from dualpace.graphs.source import resolve_source
+    from dualpace.graphs.tokenizer import load_tokenizer
+
+    return load_tokenizer(resolve_source(source))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"server.port={port} on server.host={host} cannot be used ({error.strerror}): "
+            "stop who uses it, or choose another."
+        ) from None
+    return sock
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its own idea of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Life:
+    def __init__(
+        self, client: EngineClient, sock: socket.socket, load: Callable[[str], Tokenizer]
+    ) -> None:
+        self._client = client
+        self._plan = client.plan
+        self._sock = sock
+        self._load = load
+        self._service = Service(client)
+        self._stop = asyncio.Event()
+        self._begin_s = time.monotonic()
+
+    async def run(self) -> BaseException | None:
+        """What `serve` should raise, if anything."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        await self._client.connect()
+        config = uvicorn.Config(
+            build_app(self._service),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
+        server = _QuietServer(config)
+        serving = asyncio.create_task(server.serve(sockets=[self._sock]))
+        stop = asyncio.create_task(self._stop.wait())
+        gone = asyncio.create_task(self._client.wait_gone())
+        start = asyncio.create_task(self._start())
+        failure: BaseException | None = None
+        try:
+            await asyncio.wait({start, stop, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+                await asyncio.wait({stop, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and not stop.done():
+                await asyncio.wait({start})
+                failure = SystemExit(f"The server ends: {gone.result()}.")
+                start.result()
+            elif not gone.done():
+                await self._drain()
+        except StartFailed as error:
+            failure = ConfigError(str(error)) if error.user_error else SystemExit(str(error))
+        except ConfigError as error:
+            failure = error
+        finally:
+            self._service.draining = True
+            server.should_exit = True
+            await serving
+            for task in (stop, gone, start):
+                task.cancel()
+            await asyncio.gather(stop, gone, start, return_exceptions=True)
+            await self._client.close()
+        return failure
+
+    async def _start(self) -> None:
+        """Raises StartFailed or ConfigError."""
+        ready = asyncio.create_task(self._client.wait_ready())
+        try:
+            # The engine loads weights meanwhile.
+            self._service.tokenizer = await asyncio.to_thread(self._load, self._plan.model.source)
+            await ready
+        finally:
+            ready.cancel()
+        gc.collect()
+        gc.freeze()  # what lives now lives on; full collections need not look at it again
+        print(self._welcome(), flush=True)
+
+    def _welcome(self) -> str:
+        host, port = self._sock.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        phases = self._client.phases
+        lines = ["Start:"]
+        lines += [f"  {at_s:6.1f} s  {text}" for at_s, text in phases]
+        name = self._plan.model.name
+        example = {"model": name, "messages": [{"role": "user", "content": "Hello!"}]}
+        lines += [
+            f"Serving {name} at {url} (contexts up to {self._plan.model.max_context} tokens). Try:",
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\",
+            f"    -d '{json.dumps(example)}'",
+        ]
+        return "\n".join(lines)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self._end_now(number)
+        log.info("%s: no new requests; a second signal ends at once", number.name)
+        self._stop.set()
+
+    def _end_now(self, number: signal.Signals) -> NoReturn:
+        self._client.kill()
+        self._client.process.wait()
+        os._exit(128 + number)
+
+    async def _drain(self) -> None:
+        """Lets answers finish for as long as the plan says, then cuts them off."""
+        self._service.draining = True
+        deadline_s = time.monotonic() + self._plan.server.drain_timeout_s
+        while self._service.num_answers and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        if self._service.num_answers:
+            log.warning("%d answers are cut off", self._service.num_answers)
+            self._client.fail_all("the server is shutting down")

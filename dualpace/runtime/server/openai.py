@@ -1,0 +1,217 @@
+"""What clients may ask for. Types are strict; what this server cannot do is refused by name.
+
+A parameter that is known but not built passes only with the value that means "not used", since
+clients send those; anything else would be ignored silently, which is worse than a refusal.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+from dualpace.runtime.server.errors import APIError
+
+MAX_CHOICES = 128
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+# Labels for the client's own books; they ask nothing of a server.
+_LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"}
+# Values that leave a parameter unused, beside null.
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "add_generation_prompt": [True],
+    "add_special_tokens": [],
+    "allowed_token_ids": [[]],
+    "audio": [],
+    "bad_words": [[]],
+    "best_of": [1],
+    "chat_template": [],
+    "chat_template_kwargs": [{}],
+    "continue_final_message": [False],
+    "documents": [[]],
+    "echo": [False],
+    "frequency_penalty": [0],
+    "function_call": ["none"],
+    "functions": [[]],
+    "guided_choice": [],
+    "guided_grammar": [],
+    "guided_json": [],
+    "guided_regex": [],
+    "include_stop_str_in_output": [False],
+    "length_penalty": [1],
+    "logit_bias": [{}],
+    "logprobs": [False],
+    "min_p": [0],
+    "min_tokens": [0],
+    "modalities": [["text"]],
+    "parallel_tool_calls": [True],
+    "prediction": [],
+    "presence_penalty": [0],
+    "priority": [0],
+    "prompt_logprobs": [],
+    "reasoning_effort": [],
+    "repetition_penalty": [1],
+    "response_format": [{"type": "text"}],
+    "service_tier": ["auto", "default"],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "stop_token_ids": [[]],
+    "store": [False],
+    "structured_outputs": [],
+    "suffix": [""],
+    "tool_choice": ["none", "auto"],
+    "tools": [[]],
+    "top_logprobs": [0],
+    "truncate_prompt_tokens": [],
+    "use_beam_search": [False],
+    "verbosity": [],
+    "web_search_options": [],
+}
+_MESSAGE_NEUTRAL: Sequence[Any] = [[], ""]
+
+
+def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
+    """Like `in`, but 1 is not True."""
+    return any(
+        value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral
+    )
+
+
+def _unsupported(param: str, value: Any) -> APIError:
+    text = f"The parameter '{param}' is not supported by this server; leave it out."
+    if _is_one_of(value, [True, False]) or isinstance(value, int | float | str):
+        text = f"{param}={value!r} is not supported by this server; leave '{param}' out."
+    return APIError(400, text, param, "unsupported_parameter")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    def refuse_extra(self) -> None:
+        """Raises APIError for the first parameter that is not a field and asks for something."""
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in _LABELS:
+                continue
+            if name not in _NEUTRAL:
+                raise APIError(400, f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+            if not _is_one_of(value, _NEUTRAL[name]):
+                raise _unsupported(name, value)
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = None
+
+
+class _Sampled(_Strict):
+    """What both routes have in common; null is the same as absent."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def check(self) -> None:
+        """Raises APIError for what cannot be done, apart from ranges of sampling parameters."""
+        self.refuse_extra()
+        if self.stream_options is not None:
+            if not self.stream:
+                raise APIError(
+                    400, "'stream_options' needs stream=true.", "stream_options", "invalid_value"
+                )
+            if extra := self.stream_options.model_extra:
+                refused = [name for name, value in extra.items() if value]
+                if refused:
+                    raise _unsupported(f"stream_options.{refused[0]}", True)
+        if not 1 <= self.num_answers <= MAX_CHOICES:
+            raise InvalidParameter("n", f"n={self.n} is out of range: use 1 to {MAX_CHOICES}.")
+
+    @property
+    def num_answers(self) -> int:
+        """To each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int | None) -> SamplingParams:
+        """Raises InvalidParameter for values out of range."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+            "stop": self.stop,
+        }
+        asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        return SamplingParams(max_tokens=max_tokens, **asked)
+
+
+class CompletionRequest(_Sampled):
+    """POST /v1/completions"""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def params(self) -> SamplingParams:
+        return self.sampling(COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens)
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One entry a prompt."""
+        prompt: Any = self.prompt
+        is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        return [prompt] if is_one else prompt
+
+
+class TextPart(_Strict):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(_Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    def for_template(self, at: int) -> dict[str, str]:
+        """As chat templates read it. Raises APIError for what is no plain text."""
+        where = f"messages.{at}"
+        if self.role in ("tool", "function"):
+            raise _unsupported(f"{where}.role", self.role)
+        for name, value in (self.model_extra or {}).items():
+            if value is not None and not _is_one_of(value, _MESSAGE_NEUTRAL):
+                raise _unsupported(f"{where}.{name}", value)
+        content = self.content
+        if content is None:
+            raise APIError(400, f"'{where}.content' is missing.", f"{where}.content")
+        if not isinstance(content, str):
+            for part in content:
+                if part.type != "text":
+                    raise _unsupported(f"{where}.content.type", part.type)
+            content = "\n".join(part.text or "" for part in content)
+        # "developer" is the newer word for the same thing; templates know the older one.
+        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        return message | ({"name": self.name} if self.name is not None else {})
+
+
+class ChatRequest(_Sampled):
+    """POST /v1/chat/completions"""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+
+    def params(self) -> SamplingParams:
+        limit = self.max_completion_tokens
+        return self.sampling(self.max_tokens if limit is None else limit)
+
+    def conversation(self) -> list[dict[str, str]]:
+        if not self.messages:
+            raise InvalidParameter("messages", "messages is empty: send at least one.")
+        return [message.for_template(at) for at, message in enumerate(self.messages)]

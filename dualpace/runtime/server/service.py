@@ -1,0 +1,127 @@
+"""From a checked request to a job: admission, tokenizing, clipping. What the routes share."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
+
+from dualpace.runtime.engine_client import EngineClient
+from dualpace.runtime.generation import (
+    Piece,
+    Tokenizer,
+    check_prompt,
+    encode_chat,
+    generate,
+    merge,
+)
+from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.metrics import Metrics
+from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
+from dualpace.runtime.server.responses import ChatShape, CompletionShape, Envelope, Shape, Usage
+from dualpace.runtime.server.streams import Job, Pieces
+
+T = TypeVar("T")
+
+# Shorter texts are tokenized on the event loop: they take less than handing them to a thread.
+_INLINE_CHARS = 2000
+
+
+class Service:
+    """State of a server: its engine, its tokenizer once loaded, whether it still takes requests."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self.metrics = Metrics(client)
+        self.tokenizer: Tokenizer | None = None
+        self.draining = False
+        self.num_answers = 0  # being made or sent
+
+    @property
+    def model(self) -> str:
+        return self.client.plan.model.name
+
+    @property
+    def is_ready(self) -> bool:
+        return self.tokenizer is not None and self.client.is_ready and not self.draining
+
+    def admit(self, model: str | None) -> Tokenizer:
+        """The tokenizer for a request that may run now. Raises APIError for one that may not."""
+        if self.draining:
+            raise APIError(503, "The server is shutting down.", code="shutting_down")
+        if self.tokenizer is None or not self.client.is_ready:
+            raise APIError(503, f"The server is starting: {self.client.phase}.", code="starting")
+        if model is not None and model != self.model:
+            raise APIError(
+                404,
+                f"The model '{model}' does not exist; this server has '{self.model}'.",
+                "model",
+                "model_not_found",
+            )
+        return self.tokenizer
+
+    async def completion(self, request: CompletionRequest) -> Job:
+        tokenizer = self.admit(request.model)
+        request.check()
+        params = request.params()
+        prompts = []
+        for prompt in request.prompts():
+            if isinstance(prompt, str):
+                prompts.append(await _off_loop(len(prompt), tokenizer.encode, prompt))
+            else:
+                prompts.append(prompt)
+        if not prompts:
+            raise InvalidParameter("prompt", "The prompt is empty.")
+        return self._job(CompletionShape(), tokenizer, prompts, params, request)
+
+    async def chat(self, request: ChatRequest) -> Job:
+        tokenizer = self.admit(request.model)
+        request.check()
+        params = request.params()
+        messages = request.conversation()
+        size = sum(len(message["content"]) for message in messages)
+        prompt = await _off_loop(size, encode_chat, tokenizer, messages)
+        return self._job(ChatShape(), tokenizer, [prompt], params, request)
+
+    def _job(
+        self,
+        shape: Shape,
+        tokenizer: Tokenizer,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        request: CompletionRequest | ChatRequest,
+    ) -> Job:
+        model = self.client.plan.model
+        for prompt in prompts:
+            check_prompt(prompt, model.max_context, model.vocab)
+        answers = [
+            self.metrics.observe(
+                generate(self.client, tokenizer, prompt, params.seeded(i), model.max_context),
+                len(prompt),
+            )
+            for prompt in prompts
+            for i in range(request.num_answers)
+        ]
+        return Job(
+            envelope=Envelope(shape, model.name),
+            pieces=self._counted(merge(answers)),
+            num_choices=len(answers),
+            usage=Usage(sum(map(len, prompts))),
+            stream=bool(request.stream),
+            include_usage=request.include_usage,
+        )
+
+    async def _counted(self, pieces: Pieces) -> AsyncGenerator[tuple[int, Piece], None]:
+        self.num_answers += 1
+        try:
+            async for item in pieces:
+                yield item
+        finally:
+            await pieces.aclose()
+            self.num_answers -= 1
+
+
+async def _off_loop(size: int, function: Callable[..., T], *arguments: object) -> T:
+    """`function(*arguments)`, in a thread if the text of `size` characters is long."""
+    if size <= _INLINE_CHARS:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)

@@ -1,0 +1,36 @@
+"""A tokenizer whose tokens are bytes, so that tests can predict every token and cut characters."""
+
+import codecs
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dualpace.graphs.chat import ChatError
+
+EOS = 256
+VOCAB = 257
+
+
+class ByteDetokenizer:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        return self._decoder.decode(bytes(i for i in ids if i < EOS))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class ByteTokenizer:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def detokenizer(self) -> ByteDetokenizer:
+        return ByteDetokenizer()
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The last message alone is the prompt; one of several is shown as JSON."""
+        if messages[-1]["role"] == "assistant":
+            raise ChatError("the last message must be the user's")
+        return str(messages[-1]["content"]) if len(messages) == 1 else json.dumps(list(messages))

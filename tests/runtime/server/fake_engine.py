@@ -1,0 +1,182 @@
+"""Speaks the engine's messages and computes nothing: every prompt is echoed, then its end token.
+
+The prompt's first word may ask for more: `params ...` answers with the sampling parameters that arrived,
+`slow ...` takes 50 ms a token, `hang ...` never answers, `refuse ...` is refused, `die ...` ends the
+process, `stall ...` gives three tokens and then none. `plan.model.source` scripts the start: `fake`,
+`fake:slow` (a second), `fake:user-error`, `fake:crash`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from byte_tokenizer import EOS
+
+from dualpace.runtime import messages
+from dualpace.runtime.engine.link import Link
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.process import become_child, receive
+from dualpace.runtime.wire import Message
+
+GOES_ON, STOP, LENGTH = 0, 1, 2
+ROUND_S = 0.0005
+ROUNDS_OF_SLOW = 80
+
+
+@dataclass
+class Running:
+    answer: list[int]
+    max_tokens: int
+    ignore_eos: bool
+    kind: str
+    num_output: int = 0
+
+    def next_token(self) -> tuple[int, int]:
+        if self.ignore_eos:
+            token = self.answer[self.num_output % len(self.answer)]
+        else:
+            token = [*self.answer, EOS][self.num_output]
+        self.num_output += 1
+        if token == EOS and not self.ignore_eos:
+            return token, STOP
+        return token, LENGTH if self.num_output >= self.max_tokens else GOES_ON
+
+    def is_due(self, round_number: int) -> bool:
+        if self.kind == "slow":
+            return round_number % ROUNDS_OF_SLOW == 0
+        return self.kind != "hang" and (self.kind != "stall" or self.num_output < 3)
+
+
+class FakeEngine:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.running: dict[int, Running] = {}
+        self.cancelled = 0
+        self.tokens = {"gpu": 0, "cpu": 0}
+        self.wake = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.link: Link
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case messages.Submit():
+                for i in range(len(message.request_ids)):
+                    self.submit(message, i)
+                self.wake.set()
+            case messages.Cancel():
+                for request_id in message.request_ids.tolist():
+                    self.cancelled += self.running.pop(request_id, None) is not None
+            case messages.AskStats():
+                self.link.send(messages.Stats(json.dumps(self.stats())))
+            case messages.Shutdown():
+                self.ended.set()
+
+    def submit(self, message: messages.Submit, i: int) -> None:
+        prompt = message.tokens[message.offsets[i] : message.offsets[i + 1]].tolist()
+        request_id = int(message.request_ids[i])
+        kind = bytes(t for t in prompt if t < EOS).decode(errors="replace").split(" ")[0]
+        if kind == "refuse":
+            self.link.send(
+                messages.Refused(request_id, "the prompt needs more memory than there is")
+            )
+            return
+        if kind == "die":
+            os._exit(3)
+        if kind == "params":
+            fields = ("max_tokens", "ignore_eos", "temperature", "top_k", "top_p", "seeds")
+            seen = {name: round(float(getattr(message, name)[i]), 4) for name in fields}
+            prompt = list(json.dumps(seen | {"seeds": int(message.seeds[i])}).encode())
+        self.running[request_id] = Running(
+            prompt, int(message.max_tokens[i]), bool(message.ignore_eos[i]), kind
+        )
+
+    async def rounds(self) -> None:
+        number = 0
+        while True:
+            if not self.running:
+                self.wake.clear()
+                await self.wake.wait()
+            await asyncio.sleep(ROUND_S)
+            number += 1
+            self.round(number)
+
+    def round(self, number: int) -> None:
+        due = [(i, r) for i, r in self.running.items() if r.is_due(number)]
+        if not due:
+            return
+        made = [(i, r.num_output % 2, *r.next_token()) for i, r in due]
+        for request_id, engine, _, finished in made:
+            self.tokens["cpu" if engine else "gpu"] += 1
+            if finished:
+                del self.running[request_id]
+        ids, engines, tokens, finished = zip(*made, strict=True)
+        self.link.send(
+            messages.Tokens(
+                np.array(ids, np.int64),
+                np.array(tokens, np.int32),
+                np.array(engines, np.uint8),
+                np.array(finished, np.uint8),
+            )
+        )
+
+    def stats(self) -> dict[str, object]:
+        count = len(self.running)
+        return {
+            "waiting": 0,
+            "gpu_running": count,
+            "cpu_waiting": 0,
+            "cpu_running": 0,
+            "gpu_blocks": {"capacity": 100, "used": count},
+            "host_blocks": {"capacity": 200, "used": 0},
+            "tokens": self.tokens,
+            "rounds": {"gpu": 1, "cpu": 1},
+            "busy_s": {"gpu": 0.5, "cpu": 0.5},
+            "routes": {"FULL_CPU": 1},
+            "events": {"preempted": 2, "cancelled": self.cancelled},
+            "transfers": 3,
+            "assist_calls": 0,
+            "assist_s": {},
+            "compiles_after_ready": 0,
+            "workers": {"gpu": {"restarts": 0}, "cpu": {"restarts": 0}},
+        }
+
+
+async def serve(plan: Plan, sock: socket.socket) -> int:
+    engine = FakeEngine(plan)
+    engine.link = await Link.open(sock, engine.on_message, engine.ended.set)
+    script = plan.model.source.partition(":")[2]
+    engine.link.send(messages.Phase("loading nothing"))
+    if script == "slow":
+        await asyncio.sleep(1.0)
+    if script == "crash":
+        os._exit(5)
+    if script == "user-error":
+        engine.link.send(messages.Failed("kv.host_blocks=9 is too much: lower it.", 1))
+        await asyncio.sleep(0.05)
+        return 1
+    engine.link.send(messages.Ready("{}"))
+    rounds = asyncio.create_task(engine.rounds())
+    await engine.ended.wait()
+    rounds.cancel()
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    become_child(arguments.parent, ignore_signals=True)
+    sock = socket.socket(fileno=arguments.lifeline)
+    hello = receive(sock)
+    assert isinstance(hello, messages.Hello)
+    return asyncio.run(serve(Plan.from_json(hello.plan), sock))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
