@@ -1,0 +1,52 @@
+"""Arrays of the messages and the assist buffer as tensors."""
+
+from dataclasses import replace
+
+import torch
+
+from dualpace.graphs.sampling import SamplingRows
+from dualpace.runtime.assist import AssistBuffer
+from dualpace.runtime.worker.rows import SamplingArrays
+
+
+class Activations:
+    """`residual` and `result` [max_rows, H], `attention` [max_rows, N * D], all in shared memory."""
+
+    def __init__(self, buffer: AssistBuffer, dtype: torch.dtype) -> None:
+        self._buffer = buffer
+        rows = buffer.layout.max_rows
+
+        def view(name: str) -> torch.Tensor:
+            return torch.frombuffer(buffer.bytes_of(name), dtype=dtype).view(rows, -1)
+
+        self.residual = view("residual")
+        self.attention = view("attention")
+        self.result = view("result")
+
+    def sampling(self, num_rows: int) -> SamplingArrays:
+        """The sampling rows of the published batch, copied out."""
+        parts = (self._buffer.temperature, self._buffer.top_k, self._buffer.top_p)
+        temperature, top_k, top_p = (part[:num_rows].copy() for part in parts)
+        return SamplingArrays(temperature, top_k, top_p, self._buffer.uniform[:num_rows].copy())
+
+    def write_sampling(self, sampling: SamplingArrays) -> None:
+        rows = len(sampling.temperature)
+        self._buffer.temperature[:rows] = sampling.temperature
+        self._buffer.top_k[:rows] = sampling.top_k
+        self._buffer.top_p[:rows] = sampling.top_p
+        self._buffer.uniform[:rows] = sampling.uniform
+
+
+def sampling_rows(arrays: SamplingArrays, device: torch.device | None = None) -> SamplingRows:
+    """On `device` (None: the host), with the flags that are read on the host."""
+    parts = (arrays.temperature, arrays.top_k, arrays.top_p, arrays.uniform)
+    rows = SamplingRows.of(*(torch.from_numpy(part) for part in parts))
+    if device is None or device.type == "cpu":
+        return rows
+    return replace(
+        rows,
+        temperature=rows.temperature.to(device),
+        top_k=rows.top_k.to(device),
+        top_p=rows.top_p.to(device),
+        u=rows.u.to(device),
+    )

@@ -1,0 +1,75 @@
+"""The CPU worker: decode iterations over host-resident rows, at its own pace.
+
+Pre-layer, pre-attention and attention always run here; the route says where the rest does. An
+iteration that loses its assist is given up and runs again later: writing the same K/V twice changes
+nothing.
+"""
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from dualpace.cpu.append import kv_append
+from dualpace.graphs.executor import Stages
+from dualpace.runtime.assist import AssistLostError
+from dualpace.runtime.messages import CpuBatch, StepDone, StepDropped
+from dualpace.runtime.routing import Route
+from dualpace.runtime.worker.attention import DecodeAttention
+from dualpace.runtime.worker.kv_pools import HostPool
+from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.routes import RouteRun
+from dualpace.runtime.worker.rows import CpuWork, cpu_work
+
+_ROUTES = tuple(Route)  # a batch names its route by place
+
+
+class CpuWorker:
+    """`turn` waits for batches and runs them."""
+
+    def __init__(
+        self,
+        link: Link,
+        stages: Stages,
+        pool: HostPool,
+        attention: DecodeAttention,
+        routes: Mapping[Route, RouteRun],
+    ) -> None:
+        self._link = link
+        self._stages = stages
+        self._layers = pool.layers
+        self._attention = attention
+        self._routes = routes
+
+    @torch.inference_mode()
+    def turn(self) -> None:
+        """Raises LifelineClosedError."""
+        self._link.wait(block=True)
+        for message in self._link.receive():
+            assert isinstance(message, CpuBatch)
+            try:
+                self._iterate(cpu_work(message))
+            except AssistLostError:
+                self._link.send(StepDropped(message.step))
+
+    def _iterate(self, work: CpuWork) -> None:
+        started = time.monotonic()
+        route = self._routes[_ROUTES[work.route]]
+        tokens = self._decode(work, route)
+        duration = time.monotonic() - started
+        compiles = self._stages.compiles_after_ready
+        self._link.send(StepDone(work.step, started, duration, tokens, compiles))
+
+    def _decode(self, work: CpuWork, route: RouteRun) -> np.ndarray:
+        self._attention.begin(work.decodes)  # one plan for all layers
+        slots = torch.from_numpy(work.decodes.slots)
+        positions = torch.from_numpy(work.positions)
+        x = self._stages.pre_layer(torch.from_numpy(work.token_ids))
+        for layer, cache in enumerate(self._layers):
+            q, k, v = self._stages.pre_attention(layer, x, positions)
+            kv_append(k, v, cache, slots)
+            attention = route.attention_out(x)
+            self._attention.run(layer, q, attention.view(q.shape))
+            x = route.finish_layer(layer, attention, x)
+        return route.tokens(x, work.sampling).numpy()

@@ -1,0 +1,91 @@
+"""A worker process from its first line to its last.
+
+Affinity and thread counts are set from the plan before torch or Numba is imported, so nothing here
+or imported here may import them at the top.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.messages import Failed, Hello, Phase, Ready
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.process import become_child, receive
+from dualpace.runtime.worker.copies import CopyEngine
+from dualpace.runtime.worker.link import LifelineClosedError, Link
+
+_THREAD_COUNTS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    copy_engine: Callable[[int], CopyEngine] = CopyEngine,
+) -> None:
+    """Runs until the lifeline closes. `copy_engine(doorbell)` makes the accelerator's copies (tests
+    bring their own).
+
+    Exits with status 1 after `Failed` has been sent.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--role", choices=("gpu", "cpu"), required=True)
+    parser.add_argument("--fds", required=True)
+    options = parser.parse_args(arguments)
+    become_child(options.parent, ignore_signals=True)
+    lifeline = socket.socket(fileno=options.lifeline)
+    try:
+        hello = receive(lifeline)
+    except EOFError:
+        return  # the engine changed its mind
+    assert isinstance(hello, Hello)
+    plan = Plan.from_json(hello.plan)
+    link = Link.attach(plan, options.role, options.fds, lifeline)
+    try:
+        _settle(plan, options.role)
+        _serve(plan, options.role, link, copy_engine)
+    except LifelineClosedError:
+        return
+    except ConfigError as error:
+        link.send(Failed(str(error), 1))
+    except Exception as error:  # the engine hears of it, whoever reads the log sees where
+        traceback.print_exc()
+        link.send(Failed(f"the {options.role} worker failed: {type(error).__name__}: {error}", 0))
+    sys.exit(1)
+
+
+def _settle(plan: Plan, role: str) -> None:
+    """Cores and thread counts of this process. Before any import of torch or Numba."""
+    part = plan.gpu if role == "gpu" else plan.cpu
+    if part.cores:
+        os.sched_setaffinity(0, part.cores)
+    os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(part.threads)))
+    os.environ["NUMBA_THREADING_LAYER"] = "omp"  # torch's own pool; a second one would fight it
+    if plan.compile.cache_dir is not None:
+        os.environ["NUMBA_CACHE_DIR"] = str(Path(plan.compile.cache_dir) / "numba")
+
+
+def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyEngine]) -> None:
+    link.send(Phase("importing torch"))
+    from dualpace.runtime.worker import build
+
+    progress = build.Progress(lambda text: link.send(Phase(text)))
+    worker: build.Worker
+    if role == "gpu":
+        worker = build.build_accelerator(plan, link, progress, copy_engine)
+    else:
+        worker = build.build_cpu(plan, link, progress)
+    link.send(Ready(json.dumps({"seconds": progress.seconds, "bytes": progress.bytes})))
+    while True:
+        worker.turn()

@@ -1,0 +1,118 @@
+"""Where a CPU batch's post-attention and post-layer run: here, or on the GPU worker by Dense Assist
+(Equation 5).
+
+One class a route, all with the same two methods; the residual stays wherever the route wants it
+between layers.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dualpace.graphs.executor import Stages
+from dualpace.runtime.assist import AssistKind
+from dualpace.runtime.worker.activations import Activations, sampling_rows
+from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.rows import SamplingArrays
+
+
+class RouteRun(Protocol):
+    """`attention_out` is where layer's attention goes ([B, N * D]); `finish_layer` does the rest of
+    a layer, and `tokens` what follows the last one.
+    """
+
+    def attention_out(self, x: Tensor) -> Tensor: ...
+
+    def finish_layer(self, layer: int, attention: Tensor, x: Tensor) -> Tensor: ...
+
+    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor: ...
+
+
+class AssistClient:
+    """Publishes a batch's tensors and waits. Raises AssistLostError when the GPU worker was lost
+    meanwhile, LifelineClosedError when this one shall end.
+    """
+
+    def __init__(self, link: Link, dtype: torch.dtype) -> None:
+        self._link = link
+        self._buffer = link.assist
+        self.shared = Activations(link.assist, dtype)
+
+    def ask(self, kind: AssistKind, layer: int, num_rows: int) -> None:
+        """Returns when the result is in the buffer; `release` after reading it."""
+        self._buffer.publish(kind, layer, num_rows, self._link.other_doorbell)
+        while not self._buffer.is_done():
+            self._link.wait(block=True)
+
+    def release(self) -> None:
+        self._buffer.release()
+
+    def tokens(self, num_rows: int) -> Tensor:
+        """int32 [B] of the finished assist, copied out."""
+        return torch.from_numpy(self._buffer.tokens[:num_rows].copy())
+
+
+class FullCpu:
+    """Everything here."""
+
+    def __init__(self, stages: Stages, attention_width: int) -> None:
+        self._stages = stages
+        self._attention_width = attention_width
+
+    def attention_out(self, x: Tensor) -> Tensor:
+        return x.new_empty(len(x), self._attention_width)
+
+    def finish_layer(self, layer: int, attention: Tensor, x: Tensor) -> Tensor:
+        return self._stages.post_attention(layer, attention, x)
+
+    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
+        return self._stages.post_layer(x, sampling_rows(sampling))
+
+
+class SplitFinal(FullCpu):
+    """Layers here, one assist for the post-layer."""
+
+    def __init__(self, stages: Stages, attention_width: int, client: AssistClient) -> None:
+        super().__init__(stages, attention_width)
+        self._client = client
+
+    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
+        rows = len(x)
+        self._client.shared.residual[:rows] = x
+        self._client.shared.write_sampling(sampling)
+        self._client.ask(AssistKind.POST_LAYER, 0, rows)
+        tokens = self._client.tokens(rows)
+        self._client.release()
+        return tokens
+
+
+class FusedAssist:
+    """An assist a layer; the last one runs the post-layer too. Attention is written straight into
+    the buffer.
+    """
+
+    def __init__(self, client: AssistClient, num_layers: int) -> None:
+        self._client = client
+        self._last_layer = num_layers - 1
+
+    def attention_out(self, x: Tensor) -> Tensor:
+        return self._client.shared.attention[: len(x)]
+
+    def finish_layer(self, layer: int, attention: Tensor, x: Tensor) -> Tensor:
+        """The last layer's rest waits for `tokens`."""
+        rows, shared = len(x), self._client.shared
+        shared.residual[:rows] = x
+        if layer == self._last_layer:
+            return shared.residual[:rows]
+        self._client.ask(AssistKind.POST_ATTENTION, layer, rows)
+        x = shared.result[:rows].clone()
+        self._client.release()
+        return x
+
+    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
+        self._client.shared.write_sampling(sampling)
+        self._client.ask(AssistKind.POST_ATTENTION_FINAL, self._last_layer, len(x))
+        tokens = self._client.tokens(len(x))
+        self._client.release()
+        return tokens

@@ -1,0 +1,176 @@
+"""A batch message as arrays ready for the device: tokens in compute order, slots, block tables,
+sampling rows.
+
+numpy only; knows nothing about tensors, weights or queues.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dualpace.runtime.messages import DECODE, PREFILL_CPU, TOKEN_IN_FLIGHT, CpuBatch, GpuBatch
+from dualpace.runtime.plan import BLOCK_TOKENS
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True, frozen=True)
+class PromptRow:
+    """A prompt, or a piece of one: tokens `first : first + num_tokens` of the batch, from position
+    `start`.
+    """
+
+    first: int
+    num_tokens: int
+    start: int
+    blocks: Int32
+    transfer_id: int  # -1 unless its KV goes to the host
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingArrays:
+    """One entry a sampled row; what `SamplingRows` is made of."""
+
+    temperature: Float32
+    top_k: Int32
+    top_p: Float32
+    uniform: Float32
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeArrays:
+    """Decode rows, one token each. `slots` says where its K/V goes: block * 16 + offset."""
+
+    block_tables: Int32  # [B, max_blocks], unused entries 0 (the scratch block)
+    context_lens: Int32  # [B], the new token included
+    slots: Int64  # [B]
+
+
+@dataclass(slots=True, frozen=True)
+class GpuWork:
+    """One GPU batch, its T tokens sorted by phase: decodes, then Prefill-to-GPU, then
+    Prefill-to-CPU.
+    """
+
+    step: int
+    num_rows: int
+    token_ids: Int64  # [T]; TOKEN_IN_FLIGHT where the step before samples it
+    positions: Int64  # [T]
+    slots: Int64  # [tokens whose KV stays in HBM]
+    num_decodes: int
+    decodes: DecodeArrays
+    hbm_prompts: list[PromptRow]
+    host_prompts: list[PromptRow]
+    in_flight: list[tuple[int, int]]  # token index, request id
+    sampled_rows: Int64  # [S] rows of the message, in compute order
+    sampled_ids: Int64  # [S] their request ids
+    last_tokens: Int64  # [S] index of each one's last token
+    sampling: SamplingArrays
+
+    @property
+    def num_hbm_tokens(self) -> int:
+        return len(self.slots)
+
+
+def gpu_work(batch: GpuBatch) -> GpuWork:
+    order = np.argsort(batch.kinds, kind="stable")
+    kinds = batch.kinds[order]
+    counts = batch.num_tokens[order].astype(np.int64)
+    first = np.cumsum(counts) - counts
+    row_of = np.repeat(np.arange(len(order)), counts)
+    place = np.arange(len(row_of)) - first[row_of]  # of a token within its row
+    sent_first = (np.cumsum(batch.num_tokens) - batch.num_tokens)[order]
+    token_ids = batch.token_ids[sent_first[row_of] + place].astype(np.int64)
+    positions = batch.starts[order].astype(np.int64)[row_of] + place
+
+    num_decodes = int((kinds == DECODE).sum())
+    assert (counts[:num_decodes] == 1).all(), "a decode row computes one token"
+    num_hbm_tokens = int(counts[kinds != PREFILL_CPU].sum())
+    hbm = slice(0, num_hbm_tokens)
+    slots = _slots(batch.blocks, batch.block_offsets[:-1][order][row_of[hbm]], positions[hbm])
+    prompts = [
+        PromptRow(
+            int(first[i]),
+            int(counts[i]),
+            int(batch.starts[row]),
+            batch.blocks[batch.block_offsets[row] : batch.block_offsets[row + 1]],
+            int(batch.transfer_ids[row]),
+        )
+        for i, row in enumerate(order.tolist())
+        if i >= num_decodes
+    ]
+    num_hbm_prompts = int((kinds != PREFILL_CPU).sum()) - num_decodes
+    sampled = batch.sample[order] != 0
+    rows = order[sampled]
+    return GpuWork(
+        step=batch.step,
+        num_rows=len(order),
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        num_decodes=num_decodes,
+        decodes=_decode_arrays(batch, order[:num_decodes]),
+        hbm_prompts=prompts[:num_hbm_prompts],
+        host_prompts=prompts[num_hbm_prompts:],
+        in_flight=[
+            (int(token), int(batch.request_ids[order[row_of[token]]]))
+            for token in np.flatnonzero(token_ids == TOKEN_IN_FLIGHT)
+        ],
+        sampled_rows=rows,
+        sampled_ids=batch.request_ids[rows],
+        last_tokens=(first + counts - 1)[sampled],
+        sampling=_sampling(batch, rows),
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class CpuWork:
+    """One decode iteration over B host-resident rows, in the message's order."""
+
+    step: int
+    route: int
+    token_ids: Int64  # [B]
+    positions: Int64  # [B]
+    decodes: DecodeArrays
+    sampling: SamplingArrays
+
+
+def cpu_work(batch: CpuBatch) -> CpuWork:
+    rows = np.arange(len(batch.request_ids))
+    return CpuWork(
+        step=batch.step,
+        route=batch.route,
+        token_ids=batch.token_ids.astype(np.int64),
+        positions=batch.starts.astype(np.int64),
+        decodes=_decode_arrays(batch, rows),
+        sampling=_sampling(batch, rows),
+    )
+
+
+def _decode_arrays(batch: GpuBatch | CpuBatch, rows: Int64) -> DecodeArrays:
+    starts = batch.starts[rows].astype(np.int64)
+    first_block = batch.block_offsets[:-1][rows]
+    counts = batch.block_offsets[1:][rows] - first_block
+    columns = np.arange(counts.max(initial=0))
+    owned = columns < counts[:, None]
+    tables = np.zeros(owned.shape, np.int32)
+    tables[owned] = batch.blocks[(first_block[:, None] + columns)[owned]]
+    return DecodeArrays(
+        block_tables=tables,
+        context_lens=(starts + 1).astype(np.int32),
+        slots=_slots(batch.blocks, first_block, starts),
+    )
+
+
+def _slots(blocks: Int32, first_block: Int32, positions: Int64) -> Int64:
+    block = blocks[first_block + positions // BLOCK_TOKENS].astype(np.int64)
+    return block * BLOCK_TOKENS + positions % BLOCK_TOKENS
+
+
+def _sampling(batch: GpuBatch | CpuBatch, rows: Int64) -> SamplingArrays:
+    return SamplingArrays(
+        batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.uniform[rows]
+    )
