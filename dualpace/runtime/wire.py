@@ -7,7 +7,6 @@ who sends what (`messages`) or how bytes travel (`channel`).
 
 import struct
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
@@ -24,11 +23,13 @@ Buffer = memoryview | bytearray | bytes
 _INT = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
 _KINDS: dict[int, type["Message"]] = {}
+_FIELDS: dict[int, tuple[tuple[str, Any], ...]] = {}  # by kind, filled at the first use
 
 
-@cache
 def _wire_fields(cls: type["Message"]) -> tuple[tuple[str, Any], ...]:
     """Each field's name and wire type: int, float, str or a numpy dtype."""
+    if cls.kind in _FIELDS:
+        return _FIELDS[cls.kind]
     hints = get_type_hints(cls, include_extras=True)
     wire: list[tuple[str, Any]] = []
     for field in fields(cls):
@@ -39,7 +40,7 @@ def _wire_fields(cls: type["Message"]) -> tuple[tuple[str, Any], ...]:
             f"{cls.__name__}.{field.name}"
         )
         wire.append((field.name, kind))
-    return tuple(wire)
+    return _FIELDS.setdefault(cls.kind, tuple(wire))
 
 
 def _padded(nbytes: int) -> int:
@@ -91,7 +92,7 @@ class Message:
                     raw: Any = value.encode()
                     count = len(raw)
                 else:
-                    raw = memoryview(np.ascontiguousarray(value, kind)).cast("B")
+                    raw = np.ascontiguousarray(value, kind).view(np.uint8).data
                     count = value.size
                 _INT.pack_into(buffer, at, count)
                 at += 8

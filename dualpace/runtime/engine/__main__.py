@@ -1,0 +1,53 @@
+"""The engine process: `python -m dualpace.runtime.engine --lifeline FD --parent PID`."""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.engine.engine import LLMEngine
+from dualpace.runtime.engine.link import Link
+from dualpace.runtime.messages import Failed, Hello
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.process import become_child, receive, send
+
+
+async def serve(plan: Plan, sock: socket.socket) -> int:
+    """Runs an engine for the owner at the other end of `sock`; returns the exit status."""
+    link: Link
+
+    engine = LLMEngine(plan, lambda message: link.send(message))
+    link = await Link.open(sock, engine.on_message, engine.end)
+    try:
+        return await engine.run()
+    finally:
+        link.close()
+        await asyncio.sleep(0)  # lets the transport flush and close
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    become_child(arguments.parent, ignore_signals=True)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+
+    sock = socket.socket(fileno=arguments.lifeline)
+    hello = receive(sock)
+    assert isinstance(hello, Hello)
+    plan = Plan.from_json(hello.plan)
+    if plan.runtime.cores:
+        os.sched_setaffinity(0, plan.runtime.cores)
+    try:
+        return asyncio.run(serve(plan, sock))
+    except ConfigError as error:
+        send(sock, Failed(str(error), 1))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""LLMEngine: two loops that share request state and no barrier (paper section 5).
+
+    gpu_loop   round -> submit -> await -> apply    the waiting and the HBM-resident
+    cpu_loop   round -> submit -> await -> apply    the host-resident
+    completion_loop                                 hands each round's tokens to the owner
+
+Decisions are `schedule.State`'s, computing is the workers'. A loop sleeps until something changed:
+a result, a transfer, an arrival, a cancel, or what the other loop did to the pools.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from dualpace.runtime.schedule.log import request_record, round_record
+
+from dualpace.runtime import messages
+from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch
+from dualpace.runtime.engine.logs import RequestLog, RoundLog
+from dualpace.runtime.engine.pair import WorkerPair
+from dualpace.runtime.engine.settings import make_state
+from dualpace.runtime.engine.stats import EngineStats
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.routing import Route, route
+from dualpace.runtime.schedule.limits import RequestTooLong
+from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Row
+from dualpace.runtime.schedule.state import State
+from dualpace.runtime.types import Request
+from dualpace.runtime.wire import Message
+from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
+
+log = logging.getLogger(__name__)
+
+GPU, CPU = 0, 1  # `messages.Tokens.engines`
+NOT_FINISHED, STOP, LENGTH = 0, 1, 2  # `messages.Tokens.finished`
+
+
+class LLMEngine:
+    """`send` delivers a message to the owner; `run` returns when the engine has ended."""
+
+    def __init__(self, plan: Plan, send: Callable[[Message], None]) -> None:
+        self._plan = plan
+        self._send = send
+        self._start_s = time.monotonic()
+        self._state: State = make_state(plan)
+        self._conversations: dict[int, Conversation] = {}
+        self._round_log = RoundLog(plan.runtime.round_log)
+        self._request_log = RequestLog(plan.runtime.request_log)
+        self._stats = EngineStats()
+        self._workers = WorkerPair(plan, self._on_worker_message, self._on_worker_death)
+        self._gpu_steps: deque[GpuStep] = deque()  # in flight, oldest first
+        self._cpu_step: CpuStep | None = None
+        self._cpu_route = Route.FULL_CPU
+        self._gpu_changed = asyncio.Event()
+        self._cpu_changed = asyncio.Event()
+        self._completions: asyncio.Queue[messages.Tokens] = asyncio.Queue()
+        self._accepting = True
+        self._all_done = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._failure: str | None = None
+
+    # ---- life
+
+    async def run(self) -> int:
+        """Starts the workers, serves until shut down, and returns the exit status."""
+        loops: list[asyncio.Task[None]] = []
+        try:
+            self._workers.start()
+            loops = [
+                asyncio.create_task(self._gpu_loop(), name="gpu_loop"),
+                asyncio.create_task(self._cpu_loop(), name="cpu_loop"),
+                asyncio.create_task(self._completion_loop(), name="completion_loop"),
+            ]
+            for task in loops:
+                task.add_done_callback(self._loop_ended)
+            await self._ended.wait()
+        finally:
+            for task in loops:
+                task.cancel()
+            await self._workers.close()
+            for conversation in self._conversations.values():
+                self._log_request(conversation, cancelled=True)
+            self._request_log.close()
+            self._round_log.flush()
+        if self._failure:
+            self._send(messages.Failed(self._failure, 0))
+        return 1 if self._failure else 0
+
+    def end(self) -> None:
+        """The owner is gone, or all is done."""
+        self._ended.set()
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        self._ended.set()
+
+    def _loop_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception():
+            log.error("%s failed", task.get_name(), exc_info=task.exception())
+            self._fail(f"{task.get_name()} failed: {task.exception()!r}")
+
+    async def _shut_down(self, drain_s: float) -> None:
+        self._accepting = False
+        try:
+            if self._conversations:
+                await asyncio.wait_for(self._all_done.wait(), drain_s)
+        except TimeoutError:
+            log.warning("%d requests dropped after %.1f s", len(self._conversations), drain_s)
+        self._ended.set()
+
+    # ---- from the owner
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case messages.Submit():
+                self._submit(message)
+            case messages.Cancel():
+                for request_id in message.request_ids.tolist():
+                    self._cancel(request_id)
+            case messages.AskStats():
+                self._send(messages.Stats(json.dumps(self.stats())))
+            case messages.Shutdown():
+                self._shutdown = asyncio.create_task(self._shut_down(message.drain_s))
+            case _:
+                raise AssertionError(f"unexpected {type(message).__name__} from the owner")
+        self._changed()
+
+    def _submit(self, batch: messages.Submit) -> None:
+        for i, request_id in enumerate(batch.request_ids.tolist()):
+            tokens = batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].tolist()
+            request = Request(
+                id=request_id,
+                prompt_len=len(tokens),
+                max_tokens=int(batch.max_tokens[i]),
+                arrival_s=float(batch.arrivals_s[i]) - self._start_s,
+            )
+            conversation = Conversation(
+                request=request,
+                tokens=tokens,
+                temperature=float(batch.temperature[i]),
+                top_k=int(batch.top_k[i]),
+                top_p=float(batch.top_p[i]),
+                seed=int(batch.seeds[i]),
+                ignore_eos=bool(batch.ignore_eos[i]),
+            )
+            try:
+                if not self._accepting:
+                    raise RequestTooLong("the server is shutting down")
+                self._state.add(request)
+            except RequestTooLong as error:
+                self._send(messages.Refused(request_id, str(error)))
+                self._log_request(conversation, refused=True)
+                continue
+            self._conversations[request_id] = conversation
+            self._all_done.clear()
+
+    def _cancel(self, request_id: int) -> None:
+        conversation = self._conversations.get(request_id)
+        if conversation is None:
+            return  # it ended while the cancel was on its way
+        self._state.cancel(request_id)
+        self._forget(conversation, cancelled=True)
+
+    # ---- from the workers
+
+    def _on_worker_message(self, role: str, message: Message) -> None:
+        match message:
+            case messages.StepDone() if role == "gpu":
+                self._apply_gpu(message)
+            case messages.StepDone():
+                self._apply_cpu(message)
+            case messages.StepDropped():
+                assert self._cpu_step is not None and self._cpu_step.number == message.step
+                self._submit_cpu(self._cpu_step)
+            case messages.TransfersDone():
+                self._state.transfer_done(message.transfer_ids.tolist())
+                self._stats.transfers += len(message.transfer_ids)
+            case messages.AssistDone():
+                self._stats.count_assist(message)
+            case messages.Phase():
+                self._send(messages.Phase(f"{role}: {message.text}"))
+            case messages.Ready():
+                if self._workers.ready and not self._stats.is_ready:
+                    self._stats.is_ready = True
+                    self._send(messages.Ready(json.dumps(self._workers.info())))
+            case messages.Failed():
+                self._fail(message.text)
+        self._changed()
+
+    def _on_worker_death(self, role: str) -> None:
+        """Whatever the worker owed is void; what it owned is rebuilt (design.md, Processes)."""
+        if role == "gpu":
+            self._gpu_steps.clear()
+            self._state.lose_gpu()
+        elif self._cpu_step is not None:
+            self._cpu_step = None
+            self._state.lose_cpu()
+        self._changed()
+
+    # ---- the loops
+
+    async def _gpu_loop(self) -> None:
+        while True:
+            self._gpu_changed.clear()
+            while self._workers.gpu.ready and len(self._gpu_steps) < MAX_STEPS_IN_FLIGHT:
+                step = self._state.schedule_gpu()
+                if step is None:
+                    break
+                self._workers.gpu.send(gpu_batch(step, self._conversations))
+                self._gpu_steps.append(step)
+                self._cpu_changed.set()  # the host reserve, marks or host use may be others now
+            await self._gpu_changed.wait()
+
+    async def _cpu_loop(self) -> None:
+        while True:
+            self._cpu_changed.clear()
+            if self._workers.cpu.ready and self._cpu_step is None:
+                step = self._state.schedule_cpu()
+                if step is not None:
+                    self._cpu_step = step
+                    self._submit_cpu(step)
+            await self._cpu_changed.wait()
+
+    async def _completion_loop(self) -> None:
+        while True:
+            self._send(await self._completions.get())
+
+    def _submit_cpu(self, step: CpuStep) -> None:
+        """Chooses the route; without a GPU worker every stage is local."""
+        limits = self._plan.assist
+        self._cpu_route = (
+            route(len(step.rows), limits.post_attention_limit, limits.post_layer_limit)
+            if self._workers.gpu.ready
+            else Route.FULL_CPU
+        )
+        self._workers.cpu.send(cpu_batch(step, self._conversations, self._cpu_route))
+
+    def _apply_gpu(self, done: messages.StepDone) -> None:
+        step = self._gpu_steps.popleft()
+        assert step.number == done.step
+        finished = self._take_tokens(step.rows, done, GPU)
+        self._state.apply_gpu(step, finished)
+        self._log_round("gpu", step, done, finished)
+
+    def _apply_cpu(self, done: messages.StepDone) -> None:
+        step = self._cpu_step
+        assert step is not None and step.number == done.step
+        self._cpu_step = None
+        finished = self._take_tokens(step.rows, done, CPU)
+        self._state.apply_cpu(step, finished)
+        self._log_round("cpu", step, done, finished)
+
+    def _take_tokens(self, rows: list[Row], done: messages.StepDone, engine: int) -> set[int]:
+        """Appends each row's token to its conversation; returns the ids that end with it."""
+        ids, tokens, ends = [], [], []
+        for row, token in zip(rows, done.tokens.tolist(), strict=True):
+            conversation = self._conversations.get(row.request.id)
+            if not row.sample or conversation is None:  # cancelled, or ended one round earlier
+                continue
+            conversation.tokens.append(token)
+            ids.append(row.request.id)
+            tokens.append(token)
+            ends.append(self._finish_of(conversation, token))
+        finished = {i for i, end in zip(ids, ends, strict=True) if end}
+        for request_id in finished:
+            self._forget(self._conversations[request_id])
+        if ids:
+            self._completions.put_nowait(
+                messages.Tokens(
+                    np.array(ids, np.int64),
+                    np.array(tokens, np.int32),
+                    np.full(len(ids), engine, np.uint8),
+                    np.array(ends, np.uint8),
+                )
+            )
+        self._stats.count_tokens(engine, len(ids), done)
+        return finished
+
+    def _finish_of(self, conversation: Conversation, token: int) -> int:
+        if token in self._plan.model.eos_token_ids and not conversation.ignore_eos:
+            return STOP
+        num_output = len(conversation.tokens) - conversation.request.prompt_len
+        return LENGTH if num_output >= conversation.request.max_tokens else NOT_FINISHED
+
+    # ---- books
+
+    def _forget(self, conversation: Conversation, cancelled: bool = False) -> None:
+        self._log_request(conversation, cancelled=cancelled)
+        del self._conversations[conversation.request.id]
+        if not self._conversations:
+            self._all_done.set()
+
+    def _log_request(
+        self, conversation: Conversation, refused: bool = False, cancelled: bool = False
+    ) -> None:
+        output_len = len(conversation.tokens) - conversation.request.prompt_len
+        self._request_log.write(
+            request_record(conversation.request, output_len, refused=refused, cancelled=cancelled)
+        )
+
+    def _log_round(
+        self, engine: str, step: GpuStep | CpuStep, done: messages.StepDone, finished: set[int]
+    ) -> None:
+        record = round_record(
+            self._state,
+            step,
+            finished,
+            started_s=done.started_s - self._start_s,
+            duration_s=done.duration_s,
+            route=self._cpu_route.name if engine == "cpu" else None,
+        )
+        self._round_log.write(record)
+        self._stats.count_round(engine, record)
+        if not self._conversations:
+            self._round_log.flush()
+
+    def _changed(self) -> None:
+        self._gpu_changed.set()
+        self._cpu_changed.set()
+
+    def stats(self) -> dict[str, Any]:
+        """For /metrics and tests: queues, pools, counters, workers."""
+        return self._stats.snapshot(self._state, self._workers)

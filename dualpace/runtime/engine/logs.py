@@ -1,0 +1,51 @@
+"""Where rounds and requests are written down: a ring in memory, and files if they are named."""
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from dualpace.errors import ConfigError
+
+_RING_ROUNDS = 4096
+
+
+def _open(key: str, path: str) -> TextIO:
+    try:
+        return Path(path).open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{key}={path} cannot be written: {error.strerror}") from None
+
+
+class RoundLog:
+    """One record a round, in the order of their application; JSON lines when a file is named."""
+
+    def __init__(self, path: str | None) -> None:
+        self.ring: deque[dict[str, Any]] = deque(maxlen=_RING_ROUNDS)
+        self._file = _open("runtime.round_log", path) if path else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.ring.append(record)
+        if self._file:
+            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+    def flush(self) -> None:
+        if self._file:
+            self._file.flush()
+
+
+class RequestLog:
+    """One entry a request, written as a JSON list at the end."""
+
+    def __init__(self, path: str | None) -> None:
+        self._file = _open("runtime.request_log", path) if path else None
+        self._entries: list[dict[str, Any]] = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._file:
+            self._entries.append(record)
+
+    def close(self) -> None:
+        if self._file:
+            json.dump(self._entries, self._file)
+            self._file.close()

@@ -1,0 +1,76 @@
+"""Counters of a running engine, and the snapshot that /metrics and `LLM` read."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dualpace.runtime.messages import AssistDone, StepDone
+
+if TYPE_CHECKING:
+    from dualpace.runtime.engine.pair import WorkerPair
+    from dualpace.runtime.schedule.state import State
+
+_ENGINES = ("gpu", "cpu")
+_ASSIST_PARTS = ("wait", "launch", "h2d", "compute", "sampling", "d2h", "finalize")
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Everything only grows, so a reader may take differences."""
+
+    is_ready: bool = False
+    transfers: int = 0
+    tokens: Counter[str] = field(default_factory=Counter)
+    rounds: Counter[str] = field(default_factory=Counter)
+    busy_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    routes: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    compiles_after_ready: Counter[str] = field(default_factory=Counter)
+    assist_calls: int = 0
+    assist_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def count_tokens(self, engine: int, num_tokens: int, done: StepDone) -> None:
+        name = _ENGINES[engine]
+        self.tokens[name] += num_tokens
+        self.busy_s[name] += done.duration_s
+        self.compiles_after_ready[name] = done.compiles_after_ready
+
+    def count_round(self, engine: str, record: dict[str, Any]) -> None:
+        self.rounds[engine] += 1
+        if record["route"]:
+            self.routes[record["route"]] += 1
+        for event in ("prefill_gpu", "prefill_cpu", "swap_out", "swap_in", "marked", "preempted"):
+            self.events[event] += len(record[event])
+
+    def count_assist(self, record: AssistDone) -> None:
+        self.assist_calls += 1
+        for part in _ASSIST_PARTS:
+            self.assist_s[part] += getattr(record, f"{part}_s")
+
+    def snapshot(self, state: "State", workers: "WorkerPair") -> dict[str, Any]:
+        return {
+            "waiting": len(state.waiting),
+            "gpu_running": len(state.gpu_running),
+            "cpu_waiting": len(state.cpu_waiting),
+            "cpu_running": len(state.cpu_running),
+            "gpu_blocks": {"capacity": state.gpu_pool.capacity, "used": state.gpu_pool.num_used},
+            "host_blocks": {"capacity": state.host_pool.capacity, "used": state.host_pool.num_used},
+            "tokens": dict(self.tokens),
+            "rounds": dict(self.rounds),
+            "busy_s": dict(self.busy_s),
+            "routes": dict(self.routes),
+            "events": dict(self.events),
+            "transfers": self.transfers,
+            "assist_calls": self.assist_calls,
+            "assist_s": dict(self.assist_s),
+            "compiles_after_ready": sum(self.compiles_after_ready.values()),
+            "workers": {
+                handle.role: {
+                    "ready": handle.ready,
+                    "phase": handle.phase,
+                    "restarts": handle.restarts,
+                    "pid": handle.pid if handle.ready else None,
+                }
+                for handle in (workers.gpu, workers.cpu)
+            },
+        }

@@ -1,0 +1,89 @@
+"""A child gets its lifeline, and does not outlive its parent however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.messages import Phase
+from dualpace.runtime.process import receive, send, start_process
+from dualpace.runtime.shared_memory import SharedRegion
+
+CHILD = """
+import argparse, os, socket, sys
+from dualpace.runtime.process import become_child, receive, send
+from dualpace.runtime.messages import Phase
+parser = argparse.ArgumentParser()
+parser.add_argument("--lifeline", type=int)
+parser.add_argument("--parent", type=int)
+arguments = parser.parse_args()
+become_child(arguments.parent, ignore_signals=True)
+sock = socket.socket(fileno=arguments.lifeline)
+try:
+    while True:
+        send(sock, Phase(receive(sock).text + f" from {os.getpid()}"))
+except EOFError:
+    sys.exit(7)
+"""
+
+PARENT = """
+import sys, time
+from dualpace.runtime.process import start_process
+process, lifeline = start_process("echo_child", [], [], {"PYTHONPATH": sys.argv[1]})
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def echo_child(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "echo_child.py").write_text(textwrap.dedent(CHILD))
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+
+def test_a_child_answers_and_ends_with_its_lifeline(echo_child: dict[str, str]) -> None:
+    process, lifeline = start_process("echo_child", [], [], echo_child)
+    send(lifeline, Phase("hello"))
+    assert receive(lifeline) == Phase(f"hello from {process.pid}")
+    os.kill(process.pid, signal.SIGTERM)  # of the whole group: left to the parent
+    send(lifeline, Phase("still"))
+    assert receive(lifeline) == Phase(f"still from {process.pid}")
+    lifeline.close()
+    assert process.wait(10) == 7
+
+
+def test_a_child_dies_with_a_killed_parent(echo_child: dict[str, str]) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, echo_child["PYTHONPATH"]], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child_pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while _runs(child_pid):
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_memory_that_is_not_there_is_refused_in_a_sentence() -> None:
+    left = [2**40, 2**40, 0]  # runs out at the third step
+
+    def available() -> int:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    with pytest.raises(ConfigError, match=r"^pool needs 1\.00 GiB of memory and only 0\.50 GiB"):
+        SharedRegion.create("pool", 2**30, available)
