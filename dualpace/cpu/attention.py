@@ -6,6 +6,7 @@ section 4).
 layers and only three addresses change. This file knows nothing about models, pools or schedules.
 """
 
+import math
 import struct
 
 import numpy as np
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 from dualpace.cpu import decode_kernel as kernel
+from dualpace.cpu.block_ir import BlockShape
+from dualpace.cpu.isa import Isa, Level, detected
 from dualpace.cpu.openmp import parallel
 from dualpace.cpu.plan import BLOCK_TOKENS, DecodePlan, plan_decode
 
 __all__ = ["PagedDecoder", "paged_decode", "plan_decode"]
 
+_LOG2E = math.log2(math.e)
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -53,7 +57,19 @@ class PagedDecoder:
     Not for use by two threads at once: a round's state lies in its argument block.
     """
 
-    def __init__(self, num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        shape: BlockShape | None = None,
+    ):
+        """Compiles or loads the kernel of `shape`; None: the best that this CPU has.
+
+        Raises ValueError for a dtype other than bfloat16 and float32, a head size that is not a
+        multiple of 16 up to 256, and more than 16 query heads a KV head.
+        """
         if dtype not in _DTYPES:
             raise ValueError(f"paged attention takes bfloat16 or float32, not {dtype}")
         if num_q_heads % num_kv_heads:
@@ -62,11 +78,12 @@ class PagedDecoder:
             )
         self.num_q_heads, self.num_kv_heads = num_q_heads, num_kv_heads
         self.head_dim, self.dtype = head_dim, dtype
-        self.group = num_q_heads // num_kv_heads
-        self._function = kernel.decode_kernel(head_dim, self.group, dtype == torch.bfloat16)
+        group = num_q_heads // num_kv_heads
+        self._shape = shape or block_shape(head_dim, group, dtype)
+        self._function = kernel.decode_kernel(self._shape)
         self._block = np.zeros(kernel.NUM_FIELDS, np.int64)
         self._num_threads = 0
-        self._scratch = self._partials = np.empty(0, np.float32)
+        self._scratch = self._partials = torch.empty(0)
         self._item_done = np.zeros(0, np.int64)
         self._plan: DecodePlan | None = None
         self._block_tables: Tensor | None = None
@@ -92,12 +109,11 @@ class PagedDecoder:
             )
         self._plan, self._block_tables, self._num_threads = plan, block_tables, plan.num_threads
         heads = plan.heads_per_item
-        state = kernel.state_floats(self.head_dim, self.group)
-        self._scratch = _at_least(
-            self._scratch,
-            plan.num_threads * kernel.scratch_floats(self.head_dim, self.group, heads),
+        size = kernel.scratch_bytes(self._shape, heads)
+        self._scratch = _at_least(self._scratch, plan.num_threads * size // 4)
+        self._partials = _at_least(
+            self._partials, plan.num_slots * heads * self._shape.state_floats
         )
-        self._partials = _at_least(self._partials, plan.num_slots * heads * state)
         if len(self._item_done) < len(plan.item_slots):
             self._item_done = np.zeros(len(plan.item_slots), np.int64)
         block = self._block
@@ -110,8 +126,9 @@ class PagedDecoder:
         block[kernel.HEADS_PER_ITEM] = heads
         block[kernel.BLOCK_TABLES] = block_tables.data_ptr()
         block[kernel.TABLE_STRIDE] = block_tables.stride(0) * 4
-        block[kernel.SCRATCH] = self._scratch.ctypes.data
-        block[kernel.PARTIALS] = self._partials.ctypes.data
+        block[kernel.SCRATCH] = self._scratch.data_ptr()
+        block[kernel.SCRATCH_STRIDE] = size
+        block[kernel.PARTIALS] = self._partials.data_ptr()
 
     def run(self, q: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """One layer: as `paged_decode`, with the plan and the block tables of the current round."""
@@ -126,7 +143,7 @@ class PagedDecoder:
         block[kernel.BLOCK_STRIDE] = kv_cache.stride(0) * size
         block[kernel.VALUE_STRIDE] = kv_cache.stride(1) * size
         block[kernel.HEAD_STRIDE] = kv_cache.stride(2) * size
-        (block[kernel.SCALE_BITS],) = struct.unpack("I", struct.pack("f", scale * kernel.LOG2E))
+        (block[kernel.SCALE_BITS],) = struct.unpack("I", struct.pack("f", scale * _LOG2E))
         parallel(self._function, block.ctypes.data, self._num_threads)
 
     def _check(self, q: Tensor, kv_cache: Tensor, out: Tensor) -> None:
@@ -150,5 +167,20 @@ class PagedDecoder:
             raise ValueError("the 16 rows of a KV block and head must be contiguous")
 
 
-def _at_least(array: np.ndarray, size: int) -> np.ndarray:
-    return array if len(array) >= size else np.empty(size, np.float32)
+def block_shape(
+    head_dim: int, group: int, dtype: torch.dtype, level: Level | None = None
+) -> BlockShape:
+    """The specialisation for a head size, query heads a KV head, dtype and instruction level."""
+    if head_dim % 16 or not 16 <= head_dim <= 256 or not 1 <= group <= 16:
+        raise ValueError(
+            f"paged attention takes head sizes that are multiples of 16 up to 256 and 1 to 16 "
+            f"query heads a KV head, not size {head_dim} with {group}"
+        )
+    isa = detected() if level is None else Isa(level, "")
+    bf16 = dtype == torch.bfloat16
+    lanes = 16 if isa.has(Level.AVX512) else 8
+    return BlockShape(head_dim, group, lanes, bf16, bf16 and isa.has(Level.AVX512_BF16))
+
+
+def _at_least(tensor: Tensor, size: int) -> Tensor:
+    return tensor if len(tensor) >= size else torch.empty(size)

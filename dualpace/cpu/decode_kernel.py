@@ -1,9 +1,8 @@
 """The decode-attention kernel: threads take chunks of a plan, walk their KV blocks, and merge cut
 requests.
 
-One C callback a (head size, group, dtype, path), made once a process and kept on disk by Numba.
-It gets its work as one block of 64-bit integers, whose fields are named below. This file knows
-nothing about tensors.
+One C callback a BlockShape, made once a process and kept on disk by Numba. It gets its work as one
+block of 64-bit integers, whose fields are named below. This file knows nothing about tensors.
 """
 
 import functools
@@ -11,8 +10,11 @@ import math
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, cfunc, njit, types
+from numba.extending import intrinsic
 
+from dualpace.cpu.block_ir import LOWEST, BlockShape, block_function
 from dualpace.cpu.plan import BEGIN, BLOCK_TOKENS, END, HEAD, ITEM, ROW, SLOT
 from dualpace.cpu.primitives import (
     fetch_add,
@@ -46,201 +48,205 @@ from dualpace.cpu.primitives import (
     BLOCK_STRIDE,
     VALUE_STRIDE,
     HEAD_STRIDE,
-    SCRATCH,  # float32 [threads, scratch_floats(...)]
-    PARTIALS,  # float32 [slots, heads_per_item * state_floats(...)]
-    SCALE_BITS,  # the float32 `scale` as an integer
+    SCRATCH,  # one piece a thread: working memory, queries, state; see scratch_bytes
+    SCRATCH_STRIDE,
+    PARTIALS,  # state of each slot
+    SCALE_BITS,  # the float32 `scale * log2(e)` as an integer
     NUM_FIELDS,
-) = range(23)
+) = range(24)
 
 _SEGMENT_COLUMNS = 6
-LOG2E = math.log2(math.e)
-_LOWEST = -1e30  # below any score, and finite: differences of two of them stay numbers
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
 
 
-def state_floats(head_dim: int, group: int) -> int:
-    """float32 of one head group's running state: accumulators [group, d], then maxima [group],
-    then sums [group].
-    """
-    return group * (head_dim + 2)
+def scratch_bytes(shape: BlockShape, heads_per_item: int) -> int:
+    """Bytes that one thread needs, a multiple of a cache line."""
+    one_head = shape.group * shape.query_row + shape.state_floats * 4
+    return -(-(shape.work_floats * 4 + heads_per_item * one_head) // 64) * 64
 
 
-def scratch_floats(head_dim: int, group: int, heads_per_item: int) -> int:
-    """float32 that one thread needs: queries, state, and the scores of one block; a multiple of a
-    cache line.
-    """
-    wanted = heads_per_item * (group * head_dim + state_floats(head_dim, group))
-    return -(-(wanted + group * BLOCK_TOKENS) // 16) * 16
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def attend_block(
+    _context: Any,
+    dim: Any,
+    group: Any,
+    lanes: Any,
+    bf16: Any,
+    dot: Any,
+    native: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    state: Any,
+    work: Any,
+    tokens: Any,
+    scale: Any,
+    next_k: Any,
+    next_v: Any,
+) -> Any:
+    """block_ir's function for the BlockShape in the first six arguments: constants."""
+    constants = (dim, group, lanes, bf16, dot, native)
+    shape = BlockShape(*(constant.literal_value for constant in constants))
+
+    def codegen(_ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+        function = block_function(builder.module, shape)
+        pointers = [builder.inttoptr(a, ir.PointerType()) for a in (*args[6:11], *args[13:])]
+        builder.call(function, [*pointers[:5], *args[11:13], *pointers[5:]])
+        return _ctx.get_dummy_value()
+
+    numbers = [types.intp] * 6 + [types.float32] + [types.intp] * 2
+    return types.void(*constants, *numbers), codegen
 
 
 @njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
-def loop_block(
-    q: Any, k: Any, v: Any, bf16: Any, acc: Any, top: Any, total: Any, scores: Any, num_tokens: Any
+def begin_state(state: Any, acc_floats: Any, sums: Any) -> None:
+    """An empty state: nothing accumulated, maxima below any score."""
+    floats = carray(float32_at(state), (acc_floats + 2 * sums,))
+    floats[:] = np.float32(0.0)
+    floats[acc_floats : acc_floats + sums] = np.float32(LOWEST)
+
+
+@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
+def prepare_query(source: Any, query: Any, bf16: Any, place: Any) -> None:
+    """A query row as float32 in the order of the accumulators."""
+    out = float32_at(query)
+    for i in range(len(place)):
+        out[place[i]] = widen(uint16_at(source)[i]) if bf16 else float32_at(source)[i]
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def pad_query(source: Any, query: Any, dim: Any, size: Any) -> None:
+    """A bf16 query row as it is, padded with zeros to `size` bytes."""
+    out = uint16_at(query)
+    for i in range(size // 2):
+        out[i] = uint16_at(source)[i] if i < dim else np.uint16(0)
+
+
+@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
+def finish_row(acc: Any, total: Any, target: Any, bf16: Any, place: Any) -> None:
+    """accumulators / sum into the output row at `target`."""
+    floats = float32_at(acc)
+    inverse = np.float32(1.0) / total
+    for i in range(len(place)):
+        value = floats[place[i]] * inverse
+        if bf16:
+            uint16_at(target)[i] = narrow(value)
+        else:
+            float32_at(target)[i] = value
+
+
+@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
+def merge_states(
+    first: Any, count: Any, stride: Any, size: Any, group: Any, dim: Any, lane: Any
 ) -> None:
-    """One KV block in plain loops: the portable path, and the yardstick of the vector ones."""
-    group, dim = q.shape
-    for t in range(num_tokens):
-        for g in range(group):
-            dot = np.float32(0.0)
-            if bf16:
-                row = carray(uint16_at(k + t * dim * 2), (dim,))
-                for i in range(dim):
-                    dot += q[g, i] * widen(row[i])
-            else:
-                full = carray(float32_at(k + t * dim * 4), (dim,))
-                for i in range(dim):
-                    dot += q[g, i] * full[i]
-            scores[g, t] = dot
-    for g in range(group):
-        peak = top[g]
-        for t in range(num_tokens):
-            peak = max(peak, scores[g, t])
-        shrink = np.float32(math.exp2(top[g] - peak))
-        top[g] = peak
-        total[g] *= shrink
-        for i in range(dim):
-            acc[g, i] *= shrink
-        for t in range(num_tokens):
-            scores[g, t] = np.float32(math.exp2(scores[g, t] - peak))
-            total[g] += scores[g, t]
-    for t in range(num_tokens):
-        for g in range(group):
-            weight = scores[g, t]
-            if bf16:
-                row = carray(uint16_at(v + t * dim * 2), (dim,))
-                for i in range(dim):
-                    acc[g, i] += weight * widen(row[i])
-            else:
-                full = carray(float32_at(v + t * dim * 4), (dim,))
-                for i in range(dim):
-                    acc[g, i] += weight * full[i]
-
-
-@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
-def load_query(source: Any, bf16: Any, scale: Any, query: Any) -> None:
-    """Query rows at `source` into `query` [group, d], scaled."""
-    group, dim = query.shape
-    for g in range(group):
-        for i in range(dim):
-            if bf16:
-                query[g, i] = scale * widen(uint16_at(source)[g * dim + i])
-            else:
-                query[g, i] = scale * float32_at(source)[g * dim + i]
-
-
-@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
-def store_result(target: Any, bf16: Any, acc: Any, total: Any) -> None:
-    """acc / total into the output rows at `target`."""
-    group, dim = acc.shape
-    for g in range(group):
-        inverse = np.float32(1.0) / total[g]
-        for i in range(dim):
-            value = acc[g, i] * inverse
-            if bf16:
-                uint16_at(target)[g * dim + i] = narrow(value)
-            else:
-                float32_at(target)[g * dim + i] = value
-
-
-@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
-def merge_states(first: Any, count: Any, stride: Any, group: Any, dim: Any) -> None:
-    """Fold the states at first + stride, first + 2 * stride, ... (bytes) into that at `first`."""
-    acc = carray(float32_at(first), (group, dim))
-    top = carray(float32_at(first + group * dim * 4), (group,))
-    total = carray(float32_at(first + group * (dim + 1) * 4), (group,))
+    """Fold the states of `size` bytes at first + stride, ... into that at `first`."""
+    floats = size // 4
+    width = group * dim
+    sums = (floats - width) // 2
+    one = carray(float32_at(first), (floats,))
     for part in range(1, count):
-        other = first + part * stride
-        acc2 = carray(float32_at(other), (group, dim))
-        top2 = carray(float32_at(other + group * dim * 4), (group,))
-        total2 = carray(float32_at(other + group * (dim + 1) * 4), (group,))
+        two = carray(float32_at(first + part * stride), (floats,))
         for g in range(group):
-            peak = max(top[g], top2[g])
-            keep = np.float32(math.exp2(top[g] - peak))
-            add = np.float32(math.exp2(top2[g] - peak))
-            top[g] = peak
-            total[g] = keep * total[g] + add * total2[g]
-            for i in range(dim):
-                acc[g, i] = keep * acc[g, i] + add * acc2[g, i]
+            at = width + lane[g]
+            top = max(one[at], two[at])
+            keep = np.float32(math.exp2(one[at] - top))
+            add = np.float32(math.exp2(two[at] - top))
+            one[at] = top
+            one[at + sums] = keep * one[at + sums] + add * two[at + sums]
+            for i in range(g * dim, g * dim + dim):
+                one[i] = keep * one[i] + add * two[i]
 
 
 @functools.cache
-def decode_kernel(head_dim: int, group: int, bf16: bool) -> int:
-    """Address of the kernel `void f(int64 *block)` for this head size, query heads a KV head, and
-    dtype.
+def decode_kernel(shape: BlockShape) -> int:
+    """Address of the kernel `void f(int64 *block)` for this shape. The first call compiles or
+    loads it.
     """
-    width = group * head_dim
-    state = state_floats(head_dim, group) * 4
-    row_bytes = width * (2 if bf16 else 4)
+    dim, group, lanes = shape.head_dim, shape.group, shape.lanes
+    bf16, dot, native = shape.bf16, shape.dot, shape.native
+    row, query_row, work_bytes = shape.row, shape.query_row, shape.work_floats * 4
+    state, sums = shape.state_floats * 4, shape.parts * lanes
+    width, query_bytes = group * dim, group * query_row
+    place = np.array(shape.place(), np.int64)
+    lane = np.array([shape.lane(head) for head in range(group)], np.int64)
 
     def kernel(block: Any) -> None:
         a = carray(int64_at(block), (NUM_FIELDS,))
-        heads = a[HEADS_PER_ITEM]
+        heads, cache, value = a[HEADS_PER_ITEM], a[CACHE], a[VALUE_STRIDE]
         starts = carray(int32_at(a[CHUNK_STARTS]), (a[NUM_CHUNKS] + 1,))
         segments = carray(int32_at(a[SEGMENTS]), (starts[a[NUM_CHUNKS]], _SEGMENT_COLUMNS))
         lens = int32_at(a[CONTEXT_LENS])
         scale = float_of_bits(np.uint32(a[SCALE_BITS]))
-        room = (heads * (width * 4 + state) + group * BLOCK_TOKENS * 4 + 63) // 64 * 64
-        query_at = a[SCRATCH] + fetch_add(block + NEXT_THREAD * 8, 1) * room
-        own_state = query_at + heads * width * 4
-        scores = carray(float32_at(own_state + heads * state), (group, BLOCK_TOKENS))
+        work = a[SCRATCH] + fetch_add(block + NEXT_THREAD * 8, 1) * a[SCRATCH_STRIDE]
+        query = work + work_bytes
+        own_state = query + heads * query_bytes
         chunk = fetch_add(block + NEXT_CHUNK * 8, 1)
         while chunk < a[NUM_CHUNKS]:
             for s in range(starts[chunk], starts[chunk + 1]):
-                row, head, slot = segments[s, ROW], segments[s, HEAD], segments[s, SLOT]
+                request, head, slot = segments[s, ROW], segments[s, HEAD], segments[s, SLOT]
                 begin, end, item = segments[s, BEGIN], segments[s, END], segments[s, ITEM]
                 state_at = own_state
                 if slot >= 0:
                     state_at = a[PARTIALS] + slot * heads * state
-                source = a[QUERY] + row * a[QUERY_STRIDE] + head * row_bytes
-                target = a[OUT] + row * a[OUT_STRIDE] + head * row_bytes
+                source = a[QUERY] + request * a[QUERY_STRIDE] + head * group * row
+                target = a[OUT] + request * a[OUT_STRIDE] + head * group * row
                 for h in range(heads):
-                    query = carray(float32_at(query_at + h * width * 4), (group, head_dim))
-                    load_query(source + h * row_bytes, bf16, scale, query)
-                    floats = carray(float32_at(state_at + h * state), (group * (head_dim + 2),))
-                    for i in range(group * (head_dim + 2)):
-                        floats[i] = np.float32(0.0)
-                    for g in range(group):
-                        floats[width + g] = np.float32(_LOWEST)
-                table = int32_at(a[BLOCK_TABLES] + row * a[TABLE_STRIDE])
+                    begin_state(state_at + h * state, width, sums)
+                for g in range(heads * group):
+                    if dot:
+                        pad_query(source + g * row, query + g * query_row, dim, query_row)
+                    else:
+                        prepare_query(source + g * row, query + g * query_row, bf16, place)
+                table = int32_at(a[BLOCK_TABLES] + request * a[TABLE_STRIDE])
+                key = cache + table[begin] * a[BLOCK_STRIDE] + head * a[HEAD_STRIDE]
                 for j in range(begin, end):
-                    num_tokens = min(BLOCK_TOKENS, lens[row] - j * BLOCK_TOKENS)
-                    key = a[CACHE] + table[j] * a[BLOCK_STRIDE] + head * a[HEAD_STRIDE]
+                    # Where this segment goes on; where the next one of the chunk begins; or here.
+                    after = key
+                    if j + 1 < end:
+                        after = cache + table[j + 1] * a[BLOCK_STRIDE] + head * a[HEAD_STRIDE]
+                    elif s + 1 < starts[chunk + 1]:
+                        other = int32_at(a[BLOCK_TABLES] + segments[s + 1, ROW] * a[TABLE_STRIDE])
+                        after = cache + other[segments[s + 1, BEGIN]] * a[BLOCK_STRIDE]
+                        after += segments[s + 1, HEAD] * a[HEAD_STRIDE]
+                    tokens = min(BLOCK_TOKENS, lens[request] - j * BLOCK_TOKENS)
                     for h in range(heads):
-                        query = carray(float32_at(query_at + h * width * 4), (group, head_dim))
-                        at = state_at + h * state
-                        acc = carray(float32_at(at), (group, head_dim))
-                        top = carray(float32_at(at + width * 4), (group,))
-                        total = carray(float32_at(at + width * 4 + group * 4), (group,))
-                        loop_block(
-                            query,
-                            key,
-                            key + a[VALUE_STRIDE],
+                        coming = key + a[HEAD_STRIDE] if h + 1 < heads else after
+                        attend_block(
+                            dim,
+                            group,
+                            lanes,
                             bf16,
-                            acc,
-                            top,
-                            total,
-                            scores,
-                            num_tokens,
+                            dot,
+                            native,
+                            query + h * query_bytes,
+                            key,
+                            key + value,
+                            state_at + h * state,
+                            work,
+                            tokens,
+                            scale,
+                            coming,
+                            coming + value,
                         )
-                        key += a[HEAD_STRIDE]
-                last = True
+                        key = coming
                 if slot >= 0:
                     slots = int32_at(a[ITEM_SLOTS] + item * 8)
                     done = a[ITEM_DONE] + item * 8
-                    last = fetch_add(done, 1) == slots[1] - 1
-                    if last:
-                        int64_at(done)[0] = 0
-                        state_at = a[PARTIALS] + slots[0] * heads * state
-                        for h in range(heads):
-                            merge_states(
-                                state_at + h * state, slots[1], heads * state, group, head_dim
-                            )
-                if last:
+                    if fetch_add(done, 1) < slots[1] - 1:
+                        continue
+                    # The last of an item's segments: the others' states are complete.
+                    int64_at(done)[0] = 0
+                    state_at = a[PARTIALS] + slots[0] * heads * state
                     for h in range(heads):
-                        at = state_at + h * state
-                        acc = carray(float32_at(at), (group, head_dim))
-                        total = carray(float32_at(at + width * 4 + group * 4), (group,))
-                        store_result(target + h * row_bytes, bf16, acc, total)
+                        merge_states(
+                            state_at + h * state, slots[1], heads * state, state, group, dim, lane
+                        )
+                for h in range(heads):
+                    at = state_at + h * state
+                    totals = float32_at(at + (width + sums) * 4)
+                    for g in range(group):
+                        out = target + (h * group + g) * row
+                        finish_row(at + g * dim * 4, totals[lane[g]], out, bf16, place)
             chunk = fetch_add(block + NEXT_CHUNK * 8, 1)
 
     signature = types.void(types.intp)

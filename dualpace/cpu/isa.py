@@ -4,6 +4,7 @@ AMX is believed only after a child process has used it. This file imports no ten
 runs no kernel.
 """
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,6 +70,12 @@ def detect(
             f"use {level} or a lower one, or leave it out"
         )
     return Isa(wanted, f"{wanted} kernels, as configured; the CPU could do {level}")
+
+
+@functools.cache
+def detected() -> Isa:
+    """What this CPU can do, found out once a process."""
+    return detect()
 
 
 def _best(

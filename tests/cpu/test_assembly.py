@@ -1,0 +1,68 @@
+"""The vector code for CPUs that this machine may not be: compiled for them, and its instructions read."""
+
+import re
+
+import pytest
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from dualpace.cpu.block_ir import BlockShape, block_function
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _llvm() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def assembly(shape: BlockShape, cpu: str) -> str:
+    module = ir.Module()
+    block_function(module, shape).linkage = "external"
+    parsed = llvm.parse_assembly(str(module))
+    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
+    machine = target.create_target_machine(cpu=cpu, opt=3)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    llvm.create_pass_builder(machine, options).getModulePassManager().run(
+        parsed, llvm.create_pass_builder(machine, options)
+    )
+    return machine.emit_assembly(parsed)
+
+
+def count(text: str, instruction: str) -> int:
+    return len(re.findall(rf"^\s+{instruction}\b", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "znver4"])
+def test_bf16_products_use_whole_registers(cpu: str) -> None:
+    text = assembly(BlockShape(128, 4, 16, bf16=True, dot=True), cpu)
+    products = re.findall(r"vdpbf16ps.*", text)
+    # Scores, once a loop of 4 tokens: 4 pieces of a row x 4 heads x 4 tokens. Values, once a loop
+    # over chunks of 64: 8 pairs of tokens x 4 vectors x 4 heads.
+    assert len(products) >= 64 + 8 * 2 * 4
+    assert all("zmm" in line for line in products)
+    assert count(text, "vcvtneps2bf16") >= 1
+    assert count(text, "prefetcht1") >= 2
+    assert not spills(text)
+
+
+@pytest.mark.parametrize("cpu", ["skylake-avx512", "znver4"])
+def test_avx512_without_bf16_multiplies_in_whole_registers(cpu: str) -> None:
+    text = assembly(BlockShape(128, 4, 16, bf16=True), cpu)
+    assert "vdpbf16ps" not in text
+    multiplies = re.findall(r"vfmadd\w+ps.*", text)
+    assert len(multiplies) > 200
+    assert sum("zmm" in line for line in multiplies) == len(multiplies)
+    assert not spills(text)
+
+
+def test_avx2_keeps_accumulators_in_registers() -> None:
+    text = assembly(BlockShape(128, 4, 8, bf16=True), "znver3")
+    assert "zmm" not in text
+    multiplies = re.findall(r"vfmadd\w+ps.*", text)
+    assert sum("ymm" in line for line in multiplies) == len(multiplies) > 200
+    assert spills(text) <= 8
+
+
+def spills(text: str) -> int:
+    """Vector registers written to the stack."""
+    return len(re.findall(r"vmov\w+\s+%[xyz]mm\d+, -?\d*\(%r[sb]p\)", text))
