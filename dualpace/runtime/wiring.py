@@ -2,6 +2,7 @@
 
 from dualpace.runtime.assist import AssistLayout
 from dualpace.runtime.channel import ChannelSize
+from dualpace.runtime.kv.layout import KvLayout
 from dualpace.runtime.plan import Plan
 
 _ROW_BYTES = 64  # all per-row fields of a batch together
@@ -41,5 +42,15 @@ def assist_layout(plan: Plan) -> AssistLayout:
         max_rows=plan.cpu.max_batch_size,
         hidden=model.hidden,
         attention_width=model.num_q_heads * model.head_dim,
+        itemsize=itemsize(plan),
+    )
+
+
+def kv_layout(plan: Plan) -> KvLayout:
+    model = plan.model
+    return KvLayout(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
         itemsize=itemsize(plan),
     )
