@@ -50,7 +50,7 @@ def pre_attention(
     N, K, D = heads
     h_TH = rms_norm(x_TH, norm_H, eps)
     qkv = linear(h_TH, qkv_weight, (N + 2 * K) * D, qkv_bias).view(-1, N + 2 * K, D)
-    q_TND, k_TKD, v_TKD = qkv.split((N, K, K), dim=1)
+    q_TND, k_TKD, v_TKD = torch.split(qkv, (N, K, K), dim=1)
     if q_norm_D is not None and k_norm_D is not None:
         q_TND, k_TKD = rms_norm(q_TND, q_norm_D, eps), rms_norm(k_TKD, k_norm_D, eps)
     cos_TP, sin_TP = cos_CP[positions_T], sin_CP[positions_T]

@@ -1,0 +1,188 @@
+"""The model on a CUDA device as few fused kernels: what is captured, and what prompts run.
+
+The maths of stages.py with other seams: a layer ends with the next layer's norm, so that a
+residual sum, a split product's reduction and the norm are one kernel. `Rows` are the buffers of
+one batch; a Dense Assist has its own. Knows nothing about how KV is attended to.
+
+Shape suffixes: M rows, H hidden, N and K query and key heads, D head size, V vocabulary, S splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dualpace.graphs.gpu import fused, sampling, skinny
+from dualpace.graphs.gpu.linear import Choices, Workspace
+from dualpace.graphs.sampling import SamplingRows
+from dualpace.graphs.spec import ModelSpec
+from dualpace.graphs.weights import Weights
+
+
+@dataclass(slots=True)
+class Rows:
+    """Activations of one batch of M rows; views of larger buffers where batches take turns."""
+
+    x: Tensor  # [M, H] residual stream
+    h: Tensor  # [M, H] its norm, for whichever stage comes next
+    q: Tensor  # [M, N, D]
+    k: Tensor  # [M, K, D]
+    v: Tensor  # [M, K, D]
+    attn: Tensor  # [M, N * D]
+    act: Tensor  # [M, I]
+    tokens: Tensor  # int32 [M], sampled
+
+    @classmethod
+    def empty(cls, spec: ModelSpec, num_rows: int, dtype: torch.dtype, device: torch.device) -> Rows:
+        def make(*shape: int) -> Tensor:
+            return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
+
+        kv = (spec.num_kv_heads, spec.head_dim)
+        return cls(
+            make(spec.hidden),
+            make(spec.hidden),
+            make(spec.num_q_heads, spec.head_dim),
+            make(*kv),
+            make(*kv),
+            make(spec.q_size),
+            make(spec.intermediate),
+            torch.zeros(num_rows, dtype=torch.int32, device=device),
+        )
+
+    def first(self, num_rows: int) -> Rows:
+        """The first rows of every buffer."""
+        names = self.__slots__
+        return Rows(*(getattr(self, name)[:num_rows] for name in names))
+
+
+class Forward:
+    """The stages of one model over `Rows`, in place."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        cos: Tensor,
+        sin: Tensor,
+        max_rows: int,
+        choices: Choices | None = None,
+        max_partial: int | None = None,
+    ) -> None:
+        """`max_rows` bounds the rows of a batch; weights and the RoPE table are on the device."""
+        self.spec = spec
+        self.weights = weights
+        self.choices = choices or Choices()
+        self.device, self.dtype = weights.embed.device, weights.embed.dtype
+        self._cos, self._sin = cos, sin
+        widest = max(2 * spec.intermediate, spec.q_size + 2 * spec.kv_size, spec.hidden)
+        few = min(max_rows, skinny.MAX_ROWS)
+        partial = max_partial or 16 * few * (spec.q_size + 2 * spec.kv_size + spec.hidden)
+        self._work = Workspace(self.device, self.dtype, max_rows * widest, partial)
+
+    def norm_after(self, layer: int) -> Tensor:
+        """The norm that follows a layer: the next layer's first, or the final one."""
+        layers = self.weights.layers
+        return layers[layer + 1].attn_norm if layer + 1 < len(layers) else self.weights.final_norm
+
+    # ---- stages
+
+    def embed(self, rows: Rows, token_ids: Tensor, source: Tensor, sampled: Tensor) -> None:
+        """Tokens -> x, h (fused.embed_norm)."""
+        norm = self.weights.layers[0].attn_norm
+        table, eps = self.weights.embed, self.spec.rms_eps
+        fused.embed_norm(token_ids, source, sampled, table, norm, rows.x, rows.h, eps)
+
+    def pre_attention(
+        self,
+        layer: int,
+        rows: Rows,
+        positions: Tensor,
+        cache: Tensor | None = None,
+        slots: Tensor | None = None,
+        emit: bool = True,
+    ) -> None:
+        """h -> q, k, v; k and v also into `cache` at `slots` (fused.rope_append)."""
+        w = self.weights.layers[layer]
+        fused.rope_append(
+            self.multiply("qkv", rows.h, w.qkv),
+            positions,
+            self._cos,
+            self._sin,
+            w.qkv_bias,
+            w.q_norm,
+            w.k_norm,
+            rows.q,
+            rows.k,
+            rows.v,
+            cache,
+            slots,
+            self.spec.rms_eps,
+            emit,
+        )
+
+    def post_attention(self, layer: int, rows: Rows) -> None:
+        """attn, x -> x after the layer, h for what follows."""
+        self.output(layer, rows)
+        self.gate_up(layer, rows)
+        self.down(layer, rows)
+
+    def output(self, layer: int, rows: Rows) -> None:
+        w = self.weights.layers[layer]
+        parts = self.multiply("o", rows.attn, w.o)
+        fused.add_norm(parts, rows.x, w.mlp_norm, rows.h, self.spec.rms_eps)
+
+    def gate_up(self, layer: int, rows: Rows) -> None:
+        weight = self.weights.layers[layer].gate_up
+        how = self.choices.of("gate_up", rows.h.shape[0])
+        if how is not None:
+            skinny.silu_gate_up(rows.h, weight, rows.act, how)
+        else:
+            fused.silu_mul(self.multiply("gate_up", rows.h, weight)[0], rows.act)
+
+    def down(self, layer: int, rows: Rows) -> None:
+        parts = self.multiply("down", rows.act, self.weights.layers[layer].down)
+        fused.add_norm(parts, rows.x, self.norm_after(layer), rows.h, self.spec.rms_eps)
+
+    def normed(self, rows: Rows, weight: Tensor) -> None:
+        """h = norm(x), for rows that come from elsewhere (a Dense Assist)."""
+        fused.add_norm(rows.x[:0][None], rows.x, weight, rows.h, self.spec.rms_eps)
+
+    def greedy(self, h_BH: Tensor, tokens_B: Tensor) -> None:
+        """The best token of each row of final-normed h, int32; ties go to the lower id."""
+        how = self.choices.of("head", h_BH.shape[0])
+        if how is None:
+            sampling.argmax(self.logits(h_BH), tokens_B)
+            return
+        tiles = self.weights.head.shape[0] // how.block_n
+        value = torch.empty(tiles, h_BH.shape[0], dtype=torch.float32, device=self.device)
+        index = torch.empty_like(value, dtype=torch.int32)
+        skinny.best_of_tiles(h_BH, self.weights.head, value, index, how)
+        sampling.best_tile(value, index, tokens_B)
+
+    def sample(self, h_BH: Tensor, how: SamplingRows, tokens_B: Tensor) -> None:
+        """One token a row by its sampling parameters; never waits for the device."""
+        sampling.sample(self.logits(h_BH), how, tokens_B)
+
+    def logits(self, h_BH: Tensor) -> Tensor:
+        """Final-normed h -> float32 [B, V], not rounded in between."""
+        head = self.weights.head
+        if h_BH.is_cuda and h_BH.dtype != torch.float32:
+            out: Tensor = torch.mm(h_BH, head.t(), out_dtype=torch.float32)
+            return out
+        return torch.mm(h_BH, head.t()).float()
+
+    # ---- products
+
+    def multiply(self, product: str, x_MK: Tensor, w_NK: Tensor) -> Tensor:
+        """x times w transposed as parts to be added up: [S, M, N], valid until the next product."""
+        rows, columns = x_MK.shape[0], w_NK.shape[0]
+        how = self.choices.of(product, rows)
+        if how is None:
+            out = self._work.plain(1, rows, columns)
+            torch.mm(x_MK, w_NK.t(), out=out[0])
+        else:
+            out = self._work.partial(how.split, rows, columns)
+            skinny.partials(x_MK, w_NK, out, how)
+        return out

@@ -1,0 +1,282 @@
+"""The small kernels between the products: embedding, residual and norm, RoPE and KV append, SiLU.
+
+Each reads what a product left (partial sums in float32, or one sum in the model's dtype), adds it
+up, and does all that follows up to the next product. So a layer is four products, attention and
+four of these.
+
+Shape suffixes: M rows, H hidden, S splits, N and K query and key heads, D head size, P = D / 2,
+I intermediate, V vocabulary, C positions.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from dualpace.graphs.gpu.device import launch_options
+
+BLOCK_TOKENS = 16
+
+
+def embed_norm(
+    token_ids_M: Tensor,
+    source_M: Tensor,
+    sampled: Tensor,
+    embed_VH: Tensor,
+    weight_H: Tensor,
+    x_MH: Tensor,
+    h_MH: Tensor,
+    eps: float,
+) -> None:
+    """x = the embedding of each row's token, h = its norm.
+
+    The token is `sampled[source]` where source >= 0 (one that a batch in flight samples), else
+    `token_ids`. source int32, token_ids int64, sampled int32.
+    """
+    M, H = x_MH.shape
+    _embed_norm[(M,)](
+        token_ids_M,
+        source_M,
+        sampled,
+        embed_VH,
+        weight_H,
+        x_MH,
+        h_MH,
+        H,
+        eps,
+        BLOCK=triton.next_power_of_2(H),
+        num_warps=8,
+        **launch_options(x_MH.device),
+    )
+
+
+def add_norm(
+    parts_SMH: Tensor, x_MH: Tensor, weight_H: Tensor, h_MH: Tensor, eps: float
+) -> None:
+    """x += the sum of parts, in place; h = norm(x). parts: float32 or x's dtype."""
+    S, M, H = parts_SMH.shape
+    _add_norm[(M,)](
+        parts_SMH,
+        x_MH,
+        weight_H,
+        h_MH,
+        M,
+        H,
+        eps,
+        SPLIT=S,
+        BLOCK=triton.next_power_of_2(H),
+        num_warps=8,
+        **launch_options(x_MH.device),
+    )
+
+
+def rope_append(
+    parts_SMW: Tensor,
+    positions_M: Tensor,
+    cos_CP: Tensor,
+    sin_CP: Tensor,
+    bias_W: Tensor | None,
+    q_norm_D: Tensor | None,
+    k_norm_D: Tensor | None,
+    q_MND: Tensor,
+    k_MKD: Tensor,
+    v_MKD: Tensor,
+    cache: Tensor | None,
+    slots_M: Tensor | None,
+    eps: float,
+    emit: bool = True,
+) -> None:
+    """The sum of parts plus bias becomes q, k, v: QK norm where the model has it, RoPE; k and v go
+    to `cache` ([blocks, 2, K, 16, D]) at their slots (block * 16 + offset, int64; -1 is nowhere),
+    and to k_MKD and v_MKD if `emit`. parts: [S, M, (N + 2K) * D].
+    """
+    S, M, _ = parts_SMW.shape
+    N, D = q_MND.shape[1:]
+    K = k_MKD.shape[1]
+    nothing = parts_SMW  # a pointer that is never followed
+    _rope_append[(M, N + 2 * K)](
+        parts_SMW,
+        positions_M,
+        cos_CP,
+        sin_CP,
+        nothing if bias_W is None else bias_W,
+        nothing if q_norm_D is None else q_norm_D,
+        nothing if k_norm_D is None else k_norm_D,
+        q_MND,
+        k_MKD,
+        v_MKD,
+        nothing if cache is None else cache,
+        nothing if slots_M is None else slots_M,
+        M,
+        0 if cache is None else cache.stride(0),
+        eps,
+        SPLIT=S,
+        N=N,
+        K=K,
+        D=D,
+        HALF=triton.next_power_of_2(D // 2),
+        BIAS=bias_W is not None,
+        QK_NORM=q_norm_D is not None,
+        APPEND=cache is not None,
+        EMIT=emit,
+        num_warps=1,
+        **launch_options(q_MND.device),
+    )
+
+
+def silu_mul(gate_up: Tensor, out_MI: Tensor) -> None:
+    """out = silu(gate) * up for rows of [gate, up]: [M, 2I] to [M, I]."""
+    M, intermediate = out_MI.shape
+    block = min(2048, triton.next_power_of_2(intermediate))
+    _silu_mul[(M, triton.cdiv(intermediate, block))](
+        gate_up, out_MI, intermediate, BLOCK=block, num_warps=4, **launch_options(out_MI.device)
+    )
+
+
+@triton.jit
+def _normed(x, weight, H, eps, dtype: tl.constexpr):
+    """RMS norm in float32, scaled in the model's dtype (stages.rms_norm)."""
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + eps)
+    return weight * (x * scale).to(dtype)
+
+
+@triton.jit
+def _embed_norm(
+    ids, source, sampled, embed, weight, x, h, H, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = c < H
+    weights = tl.load(weight + c, mask=inside, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    origin = tl.load(source + row)
+    late = tl.load(sampled + tl.maximum(origin, 0)).to(tl.int64)
+    token = tl.where(origin >= 0, late, tl.load(ids + row))
+    values = tl.load(embed + token * H + c, mask=inside, other=0.0)
+    tl.store(x + row * H + c, values, mask=inside)
+    out = _normed(values.to(tl.float32), weights, H, eps, x.dtype.element_ty)
+    tl.store(h + row * H + c, out, mask=inside)
+
+
+@triton.jit
+def _add_norm(
+    parts, x, weight, h, M, H, eps, SPLIT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = c < H
+    weights = tl.load(weight + c, mask=inside, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.load(x + row * H + c, mask=inside, other=0.0).to(tl.float32)
+    for s in tl.static_range(SPLIT):
+        part = tl.load(parts + (s * M + row) * H + c, mask=inside, other=0.0)
+        total += part.to(tl.float32)
+    rounded = total.to(x.dtype.element_ty)
+    tl.store(x + row * H + c, rounded, mask=inside)
+    out = _normed(rounded.to(tl.float32), weights, H, eps, x.dtype.element_ty)
+    tl.store(h + row * H + c, out, mask=inside)
+
+
+@triton.jit
+def _rope_append(
+    parts,
+    positions,
+    cos,
+    sin,
+    bias,
+    q_norm,
+    k_norm,
+    q,
+    k,
+    v,
+    cache,
+    slots,
+    M,
+    block_stride,
+    eps,
+    SPLIT: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    BIAS: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    APPEND: tl.constexpr,
+    EMIT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    P: tl.constexpr = D // 2
+    W: tl.constexpr = (N + 2 * K) * D
+    p = tl.arange(0, HALF)
+    inside = p < P
+    dtype: tl.constexpr = q.dtype.element_ty
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    first = tl.zeros((HALF,), tl.float32)
+    second = tl.zeros((HALF,), tl.float32)
+    for s in tl.static_range(SPLIT):
+        place = parts + (s * M + row) * W + head * D + p
+        first += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        second += tl.load(place + P, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        first += tl.load(bias + head * D + p, mask=inside, other=0.0).to(tl.float32)
+        second += tl.load(bias + head * D + P + p, mask=inside, other=0.0).to(tl.float32)
+    if head < N + K:
+        if QK_NORM:
+            scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / D + eps)
+            norm = q_norm
+            if head >= N:
+                norm = k_norm
+            weight = tl.load(norm + p, mask=inside, other=0.0)
+            first = (weight * (first * scale).to(dtype)).to(tl.float32)
+            weight = tl.load(norm + P + p, mask=inside, other=0.0)
+            second = (weight * (second * scale).to(dtype)).to(tl.float32)
+        position = tl.load(positions + row)
+        c = tl.load(cos + position * P + p, mask=inside, other=0.0)
+        s_ = tl.load(sin + position * P + p, mask=inside, other=0.0)
+        turned = first * c - second * s_
+        second = second * c + first * s_
+        first = turned
+    first_out, second_out = first.to(dtype), second.to(dtype)
+    if head < N:
+        place = q + (row * N + head) * D + p
+        tl.store(place, first_out, mask=inside)
+        tl.store(place + P, second_out, mask=inside)
+    else:
+        is_value = head >= N + K
+        kv_head = head - N - tl.where(is_value, K, 0)
+        if EMIT:
+            target = k
+            if is_value:
+                target = v
+            place = target + (row * K + kv_head) * D + p
+            tl.store(place, first_out, mask=inside)
+            tl.store(place + P, second_out, mask=inside)
+        if APPEND:
+            slot = tl.load(slots + row)
+            piece = tl.where(is_value, K, 0) + kv_head
+            place = cache + (slot // 16) * block_stride + (piece * 16 + slot % 16) * D + p
+            kept = inside & (slot >= 0)
+            tl.store(place, first_out, mask=kept)
+            tl.store(place + P, second_out, mask=kept)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, intermediate, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < intermediate
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = gate_up + row * 2 * intermediate + c
+    gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(place + intermediate, mask=inside, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * intermediate + c, value.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,171 @@
+"""Sampling on the device, one program a row, nothing sorted and nothing awaited.
+
+The rules of graphs/sampling.py: temperature, then top-k and top-p by weight (tokens of equal weight
+kept together), then inverse CDF of the row's own uniform number. The smallest kept weight is found
+by bisection over weights, not by a sort: whether a weight is kept is monotone in the weight.
+
+Shape suffixes: B rows, V vocabulary, T tiles.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from dualpace.graphs.gpu.device import launch_options
+from dualpace.graphs.sampling import SamplingRows
+
+_BLOCK = 4096
+
+
+def argmax(logits_BV: Tensor, tokens_B: Tensor) -> None:
+    """tokens = the best token of each row, the lower id on a tie. float32 [B, V] to int32 [B]."""
+    B, V = logits_BV.shape
+    _argmax[(B,)](logits_BV, tokens_B, V, BLOCK=_block(V), num_warps=8)
+
+
+def best_tile(value_TB: Tensor, index_TB: Tensor, tokens_B: Tensor) -> None:
+    """tokens = index at the largest value of each row (skinny.best_of_tiles)."""
+    T, B = value_TB.shape
+    block = min(2048, triton.next_power_of_2(T))
+    options = launch_options(tokens_B.device)
+    _best_tile[(B,)](value_TB, index_TB, tokens_B, T, B, BLOCK=block, num_warps=4, **options)
+
+
+def sample(logits_BV: Tensor, rows: SamplingRows, tokens_B: Tensor) -> None:
+    """tokens = one token a row: float32 [B, V] to int32 [B]."""
+    B, V = logits_BV.shape
+    _sample[(B,)](
+        logits_BV,
+        rows.temperature,
+        rows.top_k,
+        rows.top_p,
+        rows.u,
+        tokens_B,
+        V,
+        BLOCK=_block(V),
+        num_warps=16,
+    )
+
+
+def _block(vocab: int) -> int:
+    return min(_BLOCK, triton.next_power_of_2(vocab))
+
+
+@triton.jit
+def _best(logits, V, BLOCK: tl.constexpr):
+    """(largest logit, its lowest index) of one row."""
+    best = -float("inf")
+    where = 0
+    for start in range(0, V, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        values = tl.load(logits + c, mask=c < V, other=-float("inf"))
+        value, index = tl.max(values, axis=0, return_indices=True)
+        where = tl.where(value > best, start + index, where)
+        best = tl.maximum(best, value)
+    return best, where
+
+
+@triton.jit
+def _argmax(logits, tokens, V, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    _, where = _best(logits + row * V, V, BLOCK)
+    tl.store(tokens + row, where.to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["B"])
+def _best_tile(value, index, tokens, T, B, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    best = -float("inf")
+    where = 0
+    for start in range(0, T, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        values = tl.load(value + t * B + row, mask=t < T, other=-float("inf"))
+        top, tile = tl.max(values, axis=0, return_indices=True)
+        where = tl.where(top > best, start + tile, where)
+        best = tl.maximum(best, top)
+    tl.store(tokens + row, tl.load(index + where * B + row))
+
+
+@triton.jit
+def _heavier(logits, V, best, temperature, least, BLOCK: tl.constexpr):
+    """(number, sum) of the weights above `least`; a weight is exp((logit - best) / temperature)."""
+    count = tl.zeros((BLOCK,), tl.int32)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, V, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        values = tl.load(logits + c, mask=c < V, other=-float("inf"))
+        weights = tl.exp((values - best) / temperature)
+        above = (weights > least) & (c < V)
+        count += above.to(tl.int32)
+        mass += tl.where(above, weights, 0.0)
+    return tl.sum(count, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def _smallest_kept(logits, V, best, temperature, top_k, top_p, BLOCK: tl.constexpr):
+    """A threshold: what top-k and top-p keep are the weights of at least it.
+
+    Bisects over the bits of the weights, which are ordered as the weights are: at `high` a weight is
+    kept, at `low` it is not, and it ends when no token's weight lies between.
+    """
+    _, total = _heavier(logits, V, best, temperature, -1.0, BLOCK)
+    limit = tl.where(top_k > 0, top_k, V)
+    mass_limit = tl.where(top_p < 1.0, top_p * total, float("inf"))
+    low = -1  # below every weight
+    high = 0x3F800000  # 1.0, the best token's weight
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        least = middle.to(tl.float32, bitcast=True)
+        count, mass = _heavier(logits, V, best, temperature, least, BLOCK)
+        if (count < limit) & (mass < mass_limit):
+            high = middle
+        else:
+            low = middle
+    return high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _draw(logits, V, best, temperature, least, u, BLOCK: tl.constexpr):
+    """The first token at which the kept weights add up to more than u of their sum."""
+    total = 0.0
+    for start in range(0, V, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        values = tl.load(logits + c, mask=c < V, other=-float("inf"))
+        weights = tl.exp((values - best) / temperature)
+        total += tl.sum(tl.where((weights >= least) & (c < V), weights, 0.0), 0)
+    target = u * total
+    before = 0.0
+    drawn = -1
+    last = 0  # the last kept token: rounding may leave the target above every sum
+    for start in range(0, V, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        values = tl.load(logits + c, mask=c < V, other=-float("inf"))
+        weights = tl.exp((values - best) / temperature)
+        weights = tl.where((weights >= least) & (c < V), weights, 0.0)
+        sums = before + tl.cumsum(weights, 0)
+        reached = tl.min(tl.where((sums > target) & (weights > 0.0), c, V), 0)
+        drawn = tl.where((drawn < 0) & (reached < V), reached, drawn)
+        last = tl.maximum(last, tl.max(tl.where(weights > 0.0, c, 0), 0))
+        before += tl.sum(weights, 0)
+    return tl.where(drawn < 0, last, drawn)
+
+
+@triton.jit
+def _sample(logits, temperature, top_k, top_p, u, tokens, V, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * V
+    best, token = _best(logits, V, BLOCK)
+    heat = tl.load(temperature + row)
+    if heat > 0.0:
+        k, p = tl.load(top_k + row), tl.load(top_p + row)
+        least = 0.0
+        if (k > 0) | (p < 1.0):
+            least = _smallest_kept(logits, V, best, heat, k, p, BLOCK)
+        token = _draw(logits, V, best, heat, least, tl.load(u + row), BLOCK)
+    tl.store(tokens + row, token.to(tl.int32))
