@@ -10,7 +10,7 @@ from dualpace.runtime.worker.rows import SamplingArrays
 
 
 class Activations:
-    """`residual` and `result` [max_rows, H], `attention` [max_rows, N * D], all in shared memory."""
+    """`residual` and `result` [max_rows, H], `attention` [max_rows, N * D]: shared memory."""
 
     def __init__(self, buffer: AssistBuffer, dtype: torch.dtype) -> None:
         self._buffer = buffer

@@ -1,4 +1,4 @@
-"""An engine's hand on two workers that run as threads here: batches down, results up, real shared memory."""
+"""An engine's hand on two workers that run as threads here, with real shared memory."""
 
 import json
 import random
@@ -274,7 +274,10 @@ class Rig:
                 top_k=np.zeros(len(rows), np.int32),
                 top_p=np.ones(len(rows), np.float32),
                 uniform=np.array(
-                    [t.uniform_at(r.start + len(r.tokens)) for t, r in zip(talks, rows)],
+                    [
+                        t.uniform_at(r.start + len(r.tokens))
+                        for t, r in zip(talks, rows, strict=True)
+                    ],
                     np.float32,
                 ),
                 migration_ids=np.array([x[0] for x in migrations], np.int64),

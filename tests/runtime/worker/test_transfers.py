@@ -93,9 +93,7 @@ def test_the_last_layer_to_arrive_need_not_be_the_last_one_issued(make_rig, talk
     assert reference.agrees(a, b)
 
 
-def test_a_staging_buffer_is_not_refilled_before_its_copies_have_ended(
-    make_rig, talks, reference
-):
+def test_a_staging_buffer_is_not_refilled_before_its_copies_have_ended(make_rig, talks, reference):
     rig = make_rig(copies="held")
     (a,) = talks(40)
     step = rig.send_gpu([row := rig.prefill(a, m.PREFILL_CPU, transfer_id=1)])

@@ -1,0 +1,176 @@
+"""Real worker processes: start, serve, end with their engine, and say why they cannot start."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from dualpace.runtime import messages as m
+from dualpace.runtime.channel import Channel, eventfd
+from dualpace.runtime.process import send, start_process
+from dualpace.runtime.shared_memory import SharedRegion
+from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
+
+PATIENCE_S = 60.0
+
+
+class Process:
+    """A worker process and an engine's ends of its channel."""
+
+    def __init__(self, plan, role):
+        self.regions = [
+            SharedRegion.create("assist", assist_layout(plan).nbytes),
+            SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_blocks)),
+        ]
+        self.channel = Channel.create("channel", channel_size(plan, role))
+        self.other = eventfd()
+        fds = {
+            "channel": self.channel.region.fd,
+            "bell_down": self.channel.bell_down,
+            "bell_up": self.channel.bell_up,
+            "other_doorbell": self.other,
+            "assist": self.regions[0].fd,
+            "host_pool": self.regions[1].fd,
+        }
+        arguments = ["--role", role, "--fds", json.dumps(fds)]
+        self.popen, self.lifeline = start_process(
+            plan.runtime.worker_module, arguments, list(fds.values()), {}
+        )
+        send(self.lifeline, m.Hello(plan.to_json()))
+        self.seen = []
+
+    def expect(self, kind):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            self.seen.extend(self.channel.up.take())
+            for message in self.seen:
+                if isinstance(message, kind):
+                    return message
+            time.sleep(0.005)
+        raise AssertionError(f"no {kind.__name__}: {self.seen}")
+
+    def close(self):
+        self.lifeline.close()
+        self.popen.kill()
+        self.popen.wait()
+        self.channel.close()
+        os.close(self.other)
+        for region in self.regions:
+            region.close()
+
+
+@pytest.fixture
+def start(make_plan):
+    started = []
+
+    def make(role, *overrides, change=lambda plan: plan):
+        started.append(Process(change(make_plan(*overrides)), role))
+        return started[-1]
+
+    yield make
+    for process in started:
+        process.close()
+
+
+def test_workers_start_ignore_signals_sleep_and_end_with_their_lifeline(start):
+    core = min(os.sched_getaffinity(0))
+    workers = [start(role, change=lambda plan: _on_core(plan, core)) for role in ("gpu", "cpu")]
+    for worker in workers:
+        ready = json.loads(worker.expect(m.Ready).info)
+        assert ready["bytes"]["weights"] > 0
+        assert {"weights", "stages", "attention"} <= set(ready["seconds"])
+        phases = [message.text for message in worker.seen if isinstance(message, m.Phase)]
+        assert phases[:2] == ["importing torch", "loading random-config"]
+        assert os.sched_getaffinity(worker.popen.pid) == {core}
+    used = [_cpu_seconds(worker.popen.pid) for worker in workers]
+    for worker in workers:
+        worker.popen.send_signal(signal.SIGINT)
+        worker.popen.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    for worker, before in zip(workers, used, strict=True):
+        assert worker.popen.poll() is None
+        assert _cpu_seconds(worker.popen.pid) - before < 0.05
+        worker.lifeline.shutdown(socket.SHUT_RDWR)
+    assert [worker.popen.wait(PATIENCE_S) for worker in workers] == [0, 0]
+
+
+def test_a_user_gets_a_sentence_and_a_defect_leaves_a_trace(start, tmp_path, capfd):
+    source = f"random:{tmp_path / 'no.json'}"
+    lost = start("gpu", change=lambda p: replace(p, model=replace(p.model, source=source)))
+    failed = lost.expect(m.Failed)
+    assert failed.user_error == 1
+    assert "no.json" in failed.text
+    assert lost.popen.wait(PATIENCE_S) == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+    broken = start("cpu", change=lambda p: replace(p, model=replace(p.model, num_kv_heads=3)))
+    failed = broken.expect(m.Failed)
+    assert failed.user_error == 0
+    assert broken.popen.wait(PATIENCE_S) == 1
+    assert "Traceback" in capfd.readouterr().err
+
+
+def _on_core(plan, core):
+    return replace(
+        plan,
+        gpu=replace(plan.gpu, cores=(core,), threads=1),
+        cpu=replace(plan.cpu, cores=(core,), threads=1),
+    )
+
+
+def test_a_worker_dies_with_a_killed_engine(make_plan):
+    plan = make_plan()
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE, plan.to_json()], stdout=subprocess.PIPE, text=True
+    )
+    assert engine.stdout is not None
+    worker, keeper = map(int, engine.stdout.readline().split())
+    ended = select.poll()
+    ended.register(pidfd := os.pidfd_open(worker), select.POLLIN)
+    engine.kill()
+    engine.wait()
+    assert ended.poll(PATIENCE_S * 1000)
+    os.close(pidfd)
+    os.kill(keeper, signal.SIGKILL)
+    engine.stdout.close()
+
+
+# Starts a worker and a process that keeps its lifeline open: only its parent's death can end it.
+ENGINE = """
+import json, os, sys, time
+from dualpace.runtime.channel import Channel, eventfd
+from dualpace.runtime.messages import Hello, Ready
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.process import send, start_process
+from dualpace.runtime.shared_memory import SharedRegion
+from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
+
+plan = Plan.from_json(sys.argv[1])
+channel = Channel.create("channel", channel_size(plan, "cpu"))
+assist = SharedRegion.create("assist", assist_layout(plan).nbytes)
+host = SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_blocks))
+fds = dict(channel=channel.region.fd, bell_down=channel.bell_down, bell_up=channel.bell_up,
+           other_doorbell=eventfd(), assist=assist.fd, host_pool=host.fd)
+process, lifeline = start_process(
+    plan.runtime.worker_module, ["--role", "cpu", "--fds", json.dumps(fds)], list(fds.values()), {})
+send(lifeline, Hello(plan.to_json()))
+while not any(isinstance(message, Ready) for message in channel.up.take()):
+    time.sleep(0.01)
+keeper = os.fork()
+if keeper:
+    print(process.pid, keeper, flush=True)
+time.sleep(100)
+"""
+
+
+def _cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
