@@ -11,8 +11,16 @@ import hydra
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf
 
-from dualpace.config import ServeConfig, SystemConfig, check, conf_dir, register
+from dualpace.config import (
+    ServeConfig,
+    SimulateConfig,
+    SystemConfig,
+    check,
+    conf_dir,
+    register,
+)
 from dualpace.errors import ConfigError
+from dualpace.runtime.bench.config import PlotConfig
 
 log = logging.getLogger(__name__)
 register()
@@ -65,3 +73,29 @@ def _doctor(config: ServeConfig) -> None:
 
     if not run(config):
         raise SystemExit(1)
+
+
+@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="simulate")
+def simulate(node: DictConfig) -> None:
+    """Plays a workload against a policy on a simulated machine."""
+    at_the_edge(node, _simulate)
+
+
+def _simulate(config: SimulateConfig) -> None:
+    from dualpace.runtime.simulate.report import print_report
+    from dualpace.runtime.simulate.run import simulate as run
+
+    print_report(run(config))
+
+
+@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="plot")
+def plot(node: DictConfig) -> None:
+    """Draws the paper's figures from result files."""
+    from dualpace.runtime.bench.plot import plot as run
+
+    try:
+        config = OmegaConf.to_object(node)
+        assert isinstance(config, PlotConfig)
+        run(config)
+    except ConfigError as error:
+        raise CompactHydraException(str(error)) from None

@@ -17,6 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from dualpace.cpu.config import CpuConfig
 from dualpace.errors import ConfigError
 from dualpace.graphs.config import BACKENDS, DTYPES, CompileConfig, ModelConfig
+from dualpace.runtime.bench.config import (
+    AzureWorkloadConfig,
+    FixedWorkloadConfig,
+    LognormalWorkloadConfig,
+    PlotConfig,
+    ShareGptWorkloadConfig,
+    WorkloadConfig,
+)
 from dualpace.runtime.config import (
     DEVICES,
     OUTPUT_ESTIMATES,
@@ -31,6 +39,7 @@ from dualpace.runtime.config import (
     RuntimeConfig,
     ServerConfig,
 )
+from dualpace.runtime.simulate.config import ProfileConfig
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,12 +64,31 @@ class ServeConfig(SystemConfig):
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
+@dataclass(slots=True, kw_only=True)
+class SimulateConfig(SystemConfig):
+    """Root of simulate.yaml. `simulated` is machine and model; `hw` and `model` play no part."""
+
+    workload: WorkloadConfig = MISSING
+    simulated: ProfileConfig = MISSING
+    variant: str | None = None  # label of a run that differs from its policy's plain one
+    result: str | None = None  # file for the result as JSON
+
+
 # Root schemas by the name that the primary YAML files list first, and schemas of group variants.
-ROOTS: dict[str, type] = {"serve_schema": ServeConfig}
+ROOTS: dict[str, type] = {
+    "serve_schema": ServeConfig,
+    "simulate_schema": SimulateConfig,
+    "plot_schema": PlotConfig,
+}
 VARIANTS: dict[tuple[str, str], type] = {
     ("policy", "dualpace_schema"): DualPacePolicyConfig,
     ("policy", "gpu_only_schema"): GpuOnlyPolicyConfig,
     ("policy", "neo_schema"): NeoPolicyConfig,
+    ("workload", "workload_azure_schema"): AzureWorkloadConfig,
+    ("workload", "workload_sharegpt_schema"): ShareGptWorkloadConfig,
+    ("workload", "workload_fixed_schema"): FixedWorkloadConfig,
+    ("workload", "workload_lognormal_schema"): LognormalWorkloadConfig,
+    ("simulated", "simulated_schema"): ProfileConfig,
 }
 
 
@@ -111,6 +139,11 @@ def check(config: SystemConfig) -> None:
     _check_pools(config.kv)
     if isinstance(config, ServeConfig):
         _check_server(config.server)
+    if isinstance(config, SimulateConfig) and config.hw.name != "auto":
+        raise ConfigError(
+            f"hw.name={config.hw.name} has no effect on a simulation: choose its machine and model "
+            f"with simulated=NAME."
+        )
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -65,6 +65,7 @@ class PolicyConfig:
 
     name: str = MISSING
     has_host_tier: ClassVar[bool] = True
+    runs_cpu_engine: ClassVar[bool] = True  # host-resident requests decode at their own pace
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class GpuOnlyPolicyConfig(PolicyConfig):
 
     name: str = "gpu_only"
     has_host_tier: ClassVar[bool] = False
+    runs_cpu_engine: ClassVar[bool] = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +89,7 @@ class NeoPolicyConfig(PolicyConfig):
     """GPU-gated asymmetric pipeline (paper 3.1)."""
 
     name: str = "neo"
+    runs_cpu_engine: ClassVar[bool] = False
 
 
 @dataclass(slots=True, kw_only=True)

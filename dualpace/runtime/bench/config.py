@@ -1,6 +1,6 @@
-"""Schema of a workload: which requests arrive, when, and how long they are. No torch, no I/O."""
+"""Schemas of workloads (which requests arrive, when, how long they are) and of plots. No I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
@@ -15,6 +15,7 @@ class WorkloadConfig:
     """
 
     name: str = MISSING
+    label: str | None = None  # how results and figures call it; None: its name
     num_requests: int = 1000
     rate: float = float("inf")
     arrival: str = "exponential"  # exponential | constant | trace
@@ -60,3 +61,12 @@ class LognormalWorkloadConfig(WorkloadConfig):
     output_median: float = 128.0
     output_sigma: float = 1.0
     max_len: int = 32768
+
+
+@dataclass
+class PlotConfig:
+    """Root of plot.yaml: files or folders of results, where figures go, and which."""
+
+    results: list[str] = field(default_factory=lambda: ["runs"])
+    out: str = "figures"
+    figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])

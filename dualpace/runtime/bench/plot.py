@@ -10,7 +10,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.bench.config import PlotConfig
 from dualpace.runtime.bench.metrics import sustainable_rate
 
 matplotlib.use("Agg")
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
-
-
-@dataclass
-class PlotConfig:
-    """Root of plot.yaml: files or folders of results, where figures go, and which."""
-
-    results: list[str] = field(default_factory=lambda: ["runs"])
-    out: str = "figures"
-    figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +54,14 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "gpu_only": ("GPU only", "#009E73", "^"),
 }
 OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def plot(config: PlotConfig) -> None:
+    """Draw the configured figures; the last line of stdout is one JSON object."""
+    files = draw(load_results(config.results), config.figures, Path(config.out))
+    for file in files:
+        log.info("wrote %s", file)
+    print(json.dumps({"figures": [str(file) for file in files]}))
 
 
 def load_results(paths: Iterable[str]) -> list[Result]:
@@ -180,7 +180,7 @@ def curves(axis: Axes, results: Sequence[Result], metric: Metric, by: str) -> No
         lines[result[by]].append(result)
     for place, name in enumerate(sorted(lines, key=line_order)):
         points = sorted(lines[name], key=lambda r: float(r["rate"]))
-        rates = [r["rate"] for r in points]
+        rates = [float(r["rate"]) for r in points]
         values = [r[metric.key] * metric.scale for r in points]
         label, colour, marker = style(name, place)
         axis.plot(rates, values, color=colour, marker=marker, markersize=3.5, label=label)

@@ -47,7 +47,7 @@ class GpuProfileConfig:
 
 @dataclass
 class CpuProfileConfig:
-    """The cores of the CPU engine."""
+    """The cores of one CPU rank; `cpu.tp` of them share the work."""
 
     memory_gb_s: float = MISSING  # readable by these cores
     weight_efficiency: float = MISSING  # of it, dense stages at few rows
@@ -55,6 +55,8 @@ class CpuProfileConfig:
     fp16_attention_efficiency: float = MISSING  # of it, a kernel that widens fp16 without AMX
     tflops: float = MISSING  # achieved by packed bf16 linears at many rows
     layer_us: float = 0.0  # fixed, a layer: barriers and small operations
+    all_reduce_us: float = 0.0  # fixed, one call; two a layer where cpu.tp > 1
+    all_reduce_gb_s: float = 1.0  # its payload beyond that
 
 
 @dataclass
@@ -85,13 +87,11 @@ class HostProfileConfig:
 
 @dataclass
 class LimitsConfig:
-    """What the machine's offline profile chose (4.3) and its memory holds; `kv.*`, `gpu.*`, `cpu.*`
-    and `assist.*` override them."""
+    """What the machine's memory holds and its offline profile chose (4.3); `kv.*` and `assist.*`
+    override them."""
 
     gpu_blocks: int = MISSING  # of 16 tokens
     host_blocks: int = MISSING
-    token_limit: int = 1024
-    cpu_batch_size: int = 256
     post_attention_limit: int = 0  # P
     post_layer_limit: int = 0  # F
 

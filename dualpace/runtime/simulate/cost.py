@@ -46,8 +46,9 @@ class CostModel:
     gpu_decode_attention, cpu_pre_attention, cpu_post_attention, cpu_post_layer, cpu_attention.
     """
 
-    def __init__(self, profile: ProfileConfig) -> None:
+    def __init__(self, profile: ProfileConfig, cpu_tp: int = 1) -> None:
         self.profile = profile
+        self._cpu_tp = cpu_tp
         shape = profile.shape
         self.num_layers = shape.num_layers
         q_width = shape.num_q_heads * shape.head_dim
@@ -100,15 +101,15 @@ class CostModel:
 
     @cached_property
     def cpu_pre_attention(self) -> Curve:
-        return self._cpu_dense("cpu_pre_attention", self._pre_weights)
+        return self._cpu_dense("cpu_pre_attention", self._pre_weights, reduces=False)
 
     @cached_property
     def cpu_post_attention(self) -> Curve:
-        return self._cpu_dense("cpu_post_attention", self._post_weights)
+        return self._cpu_dense("cpu_post_attention", self._post_weights, reduces=True)
 
     @cached_property
     def cpu_post_layer(self) -> Curve:
-        return self._cpu_dense("cpu_post_layer", self._head_weights)
+        return self._cpu_dense("cpu_post_layer", self._head_weights, reduces=False)
 
     @cached_property
     def cpu_attention(self) -> Curve:
@@ -167,17 +168,22 @@ class CostModel:
         payload = 2 * self._row_bytes / (gpu.all_reduce_gb_s * 1e9)
         return lambda rows: fixed + max(read, row * rows) + payload * rows
 
-    def _cpu_dense(self, name: str, weights: int) -> Curve:
+    def _cpu_dense(self, name: str, weights: int, *, reduces: bool) -> Curve:
+        cpu, ranks = self.profile.cpu, self._cpu_tp
         if own := self._tables.get(name):
-            return own
-        cpu = self.profile.cpu
-        read = weights * BF16 / (cpu.memory_gb_s * 1e9 * cpu.weight_efficiency)
-        row = 2 * weights / (cpu.tflops * 1e12)
+            return own if ranks == 1 else lambda rows: own(rows) / ranks
+        read = weights * BF16 / (cpu.memory_gb_s * 1e9 * cpu.weight_efficiency * ranks)
+        row = 2 * weights / (cpu.tflops * 1e12 * ranks)
         fixed = cpu.layer_us / 2e6
-        return lambda rows: fixed + max(read, row * rows)
+        if ranks == 1 or not reduces:
+            return lambda rows: fixed + max(read, row * rows)
+        fixed += 2 * cpu.all_reduce_us / 1e6
+        payload = 2 * self._row_bytes / (cpu.all_reduce_gb_s * 1e9)
+        return lambda rows: fixed + max(read, row * rows) + payload * rows
 
     def _host_read(self, efficiency: float) -> Curve:
-        seconds = self.kv_token_layer_bytes / (self.profile.cpu.memory_gb_s * 1e9 * efficiency)
+        rate = self.profile.cpu.memory_gb_s * 1e9 * efficiency * self._cpu_tp
+        seconds = self.kv_token_layer_bytes / rate
         return lambda kv_tokens: kv_tokens * seconds
 
 

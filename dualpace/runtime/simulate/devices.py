@@ -20,6 +20,7 @@ class Main:
     layers_s: float  # when the first layer starts, moved by assists
     layer_s: float
     end_s: float
+    first_layer_s: float  # when the first layer's K/V exist
 
 
 class Gpu:
@@ -39,7 +40,7 @@ class Gpu:
         start = max(now, self.free_s)
         layers = start + before_s
         end = layers + layer_s * self._cost.num_layers + head_s
-        self.main = Main(start, layers, layer_s, end)
+        self.main = Main(start, layers, layer_s, end, layers + layer_s)
         self.busy_s += end - start
         self.free_s = end
         return self.main
@@ -92,6 +93,7 @@ class Cpu:
         self._cost = cost
         self._gpu = gpu
         self.busy_s = 0.0
+        self.last_start_s = 0.0
         self.iteration: Iteration | None = None
 
     def start(self, now: float, rows: int, kv_tokens: int, route: Route) -> Iteration:
@@ -107,6 +109,7 @@ class Cpu:
             last = cost.cpu_post_layer(rows) if full else buffer
             run = Iteration(now, now + total + last, rows, 0.0, 0 if full else 1)
         self.iteration = run
+        self.last_start_s = now
         return run
 
     def advance(self) -> bool:
@@ -143,6 +146,14 @@ class Link:
         size = num_blocks * self._cost.kv_block_bytes
         self.to_host_bytes += size
         self.to_host_free_s = max(now, self.to_host_free_s) + self._cost.copy(size)
+        return self.to_host_free_s
+
+    def stream_to_host(self, first_s: float, end_s: float, num_blocks: int) -> float:
+        """When layer-wise copies have drained: the first layer exists at `first_s`, the last one at
+        `end_s`, and each is copied as soon as it exists."""
+        drained = self.to_host(first_s, num_blocks)
+        last = self._cost.copy(num_blocks * self._cost.kv_block_bytes / self._cost.num_layers)
+        self.to_host_free_s = max(drained, end_s + last)
         return self.to_host_free_s
 
     def to_gpu(self, now: float, num_blocks: int) -> float:

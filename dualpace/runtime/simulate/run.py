@@ -1,0 +1,223 @@
+"""One simulation from its settings to its result: puts the parts together and writes the files."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dualpace.config import SimulateConfig
+from dualpace.runtime.bench.metrics import summarize
+from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
+from dualpace.runtime.engine.logs import RequestLog, RoundLog
+from dualpace.runtime.routing import Route, route
+from dualpace.runtime.schedule.estimate import make_estimator
+from dualpace.runtime.schedule.limits import Limits
+from dualpace.runtime.schedule.policies import Policy, make_policy
+from dualpace.runtime.schedule.rounds import Applied
+from dualpace.runtime.schedule.state import State
+from dualpace.runtime.simulate.cost import CostModel, Curve
+from dualpace.runtime.simulate.simulator import Simulation, Timeline
+from dualpace.runtime.simulate.work import GpuWorkModel
+
+GIB = 1 << 30
+TIMELINE_POINTS = 400
+
+
+def simulate(config: SimulateConfig) -> dict[str, Any]:
+    """Run one simulation and return its result: the metrics, and what they were measured on.
+
+    Writes `result`, `runtime.round_log` and `runtime.request_log` where they are named. Raises
+    ConfigError for settings that cannot work.
+    """
+    requests = load_workload(config.workload)
+    cost = CostModel(config.simulated, config.cpu.tp)
+    state = make_state(config, cost)
+    limits = assist_limits(config)
+    with ExitStack() as stack:
+        run = make_simulation(config, cost, state, requests, limits, stack)
+        started = time.perf_counter()
+        records = run.run()
+        wall_s = time.perf_counter() - started
+    result = describe(config, state, requests, limits)
+    result |= summarize(records)
+    result |= occupancy(run, result["duration"])
+    result["timeline"] = downsample(run.timeline, TIMELINE_POINTS)
+    result["wall_s"] = round(wall_s, 3)
+    write_requests(config, run, requests)
+    if config.result:
+        Path(config.result).parent.mkdir(parents=True, exist_ok=True)
+        Path(config.result).write_text(json.dumps(result))
+    return result
+
+
+def make_state(config: SimulateConfig, cost: CostModel) -> State:
+    """The scheduler as the live engine would build it, with the profile's pools by default."""
+    gpu, limits = config.gpu, config.simulated.limits
+    own = pool_blocks(config.kv.gpu_blocks, config.kv.gpu_gib, cost, limits.gpu_blocks)
+    host = pool_blocks(config.kv.host_blocks, config.kv.host_gib, cost, limits.host_blocks)
+    return State(
+        Limits(
+            gpu_rows=gpu.max_batch_size,
+            cpu_rows=config.cpu.max_batch_size,
+            soft_tokens=gpu.token_limit,
+            hard_tokens=gpu.max_batched_tokens or max(gpu.token_limit, 8192),
+            cpu_waiting=config.cpu.max_waiting,
+        ),
+        own + 1,  # scratch
+        host + 1,
+        make_simulated_policy(config, cost),
+        make_estimator(config.kv.output_estimate),
+        config.runtime.look_ahead,
+    )
+
+
+def pool_blocks(blocks: int | None, gib: float | None, cost: CostModel, default: int) -> int:
+    if blocks is not None:
+        return blocks
+    return default if gib is None else int(gib * GIB / cost.kv_block_bytes)
+
+
+def assist_limits(config: SimulateConfig) -> tuple[int, int]:
+    """(P, F): those that were set, else the profile's."""
+    p, f = config.assist.post_attention_limit, config.assist.post_layer_limit
+    if p is None or f is None:
+        p = config.simulated.limits.post_attention_limit
+        f = config.simulated.limits.post_layer_limit
+    return p, f
+
+
+def make_simulation(
+    config: SimulateConfig,
+    cost: CostModel,
+    state: State,
+    requests: Sequence[RequestSpec],
+    limits: tuple[int, int],
+    stack: ExitStack,
+) -> Simulation:
+    p, f = limits
+    reaches_assist = config.policy.runs_cpu_engine and config.cpu.max_batch_size > f
+    poll_s = config.simulated.gpu.poll_us / 1e6 if reaches_assist else 0.0
+    return Simulation(
+        state,
+        cost,
+        GpuWorkModel(cost, host_kernel(config, cost), poll_s),
+        requests,
+        route=lambda rows: route(rows, p, f),
+        on_round=round_writer(config, stack),
+    )
+
+
+def round_writer(
+    config: SimulateConfig, stack: ExitStack
+) -> Callable[[str, Applied, Route | None, float, float], None] | None:
+    """Writes each applied round to the round log; None if no log is named."""
+    if config.runtime.round_log is None:
+        return None
+    from dualpace.runtime.schedule.log import round_record
+
+    log = RoundLog(config.runtime.round_log)
+    stack.callback(log.flush)
+
+    def write(
+        engine: str, applied: Applied, taken: Route | None, start_s: float, duration_s: float
+    ) -> None:
+        log.write(round_record(engine, applied, start_s, duration_s, taken))
+
+    return write
+
+
+def write_requests(
+    config: SimulateConfig, run: Simulation, requests: Sequence[RequestSpec]
+) -> None:
+    if config.runtime.request_log is None:
+        return
+    log = RequestLog(config.runtime.request_log)
+    for spec in requests:
+        record = run.records[spec.id]
+        entry: dict[str, Any] = {
+            "id": spec.id,
+            "arrival": spec.arrival_s,
+            "prompt_len": spec.prompt_len,
+            "output_len": len(record.token_times_s),
+            "max_tokens": run.max_tokens[spec.id],
+        }
+        if record.error == "refused":
+            entry["refused"] = True
+        log.write(entry)
+    log.close()
+
+
+def describe(
+    config: SimulateConfig,
+    state: State,
+    requests: Sequence[RequestSpec],
+    limits: tuple[int, int],
+) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    prompt_mean, output_mean = means(requests)
+    return {
+        "kind": "simulated",
+        "profile": config.simulated.name,
+        "policy": config.policy.name,
+        "variant": config.variant,
+        "workload": config.workload.label or config.workload.name,
+        "rate": config.workload.rate if math.isfinite(config.workload.rate) else "inf",
+        "num_requests": len(requests),
+        "prompt_mean": prompt_mean,
+        "output_mean": output_mean,
+        "seed": config.workload.seed,
+        "gpu_blocks": state.gpu_pool.capacity,
+        "host_blocks": state.host_pool.capacity,
+        "output_estimate": config.kv.output_estimate,
+        "post_attention_limit": limits[0],
+        "post_layer_limit": limits[1],
+    }
+
+
+def occupancy(run: Simulation, duration: float) -> dict[str, Any]:
+    """Counters beyond vLLM's: how much the devices worked and what moved."""
+    seconds = duration or 1.0
+    return {
+        "gpu_rounds": run.rounds["gpu"],
+        "cpu_rounds": run.rounds["cpu"],
+        "preemptions": run.preemptions,
+        "gpu_busy": (run.gpu.busy_s + run.gpu.assist_s) / seconds,
+        "gpu_assist": run.gpu.assist_s / seconds,
+        "cpu_busy": run.cpu.busy_s / seconds,
+        "to_host_gib": run.link.to_host_bytes / GIB,
+        "to_gpu_gib": run.link.to_gpu_bytes / GIB,
+    }
+
+
+def downsample(timeline: Timeline, points: int) -> dict[str, list[float]]:
+    """Cumulative tokens, all and CPU-resident, at evenly spaced times (seconds)."""
+    if not timeline.t:
+        return {"t": [], "tokens": [], "cpu_tokens": []}
+    end = timeline.t[-1]
+    marks = [end * i / points for i in range(points + 1)]
+    result: dict[str, list[float]] = {"t": marks, "tokens": [], "cpu_tokens": []}
+    place = tokens = cpu_tokens = 0
+    for mark in marks:
+        while place < len(timeline.t) and timeline.t[place] <= mark:
+            tokens += timeline.tokens[place]
+            cpu_tokens += timeline.cpu_tokens[place]
+            place += 1
+        result["tokens"].append(tokens)
+        result["cpu_tokens"].append(cpu_tokens)
+    return result
+
+
+def make_simulated_policy(config: SimulateConfig, cost: CostModel) -> Policy:
+    """The policy under its own options; `neo` predicts with the same costs that it then pays."""
+    options = {f.name: getattr(config.policy, f.name) for f in fields(config.policy)}
+    name = options.pop("name")
+    return make_policy(name, **options)
+
+
+def host_kernel(config: SimulateConfig, cost: CostModel) -> Curve:
+    """The CPU attention kernel that rows in lockstep with the GPU run."""
+    return cost.cpu_attention_fp16
