@@ -1,0 +1,157 @@
+"""What a round decides, and what it becomes once committed: decisions name requests, steps name blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from dualpace.runtime.schedule.envelope import HostEnvelope
+from dualpace.runtime.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prompt, or a chunk of one, admitted to a round."""
+
+    request: Request
+    num_tokens: int  # computed in this round
+    estimated_output: int  # what its finish peak was judged by
+
+
+@dataclass(slots=True)
+class GpuRound:
+    """A policy's decision for the GPU engine: nothing has happened yet."""
+
+    decode: list[Request] = field(default_factory=list)  # GPU-resident, in queue order
+    swap_out: list[Request] = field(default_factory=list)
+    swap_in: list[Request] = field(default_factory=list)  # they decode in this round too
+    prefill_gpu: list[Prefill] = field(default_factory=list)
+    prefill_cpu: list[Prefill] = field(default_factory=list)
+    mark: list[Request] = field(default_factory=list)
+    withdraw: list[Request] = field(default_factory=list)  # marks given up
+    preempt: list[Request] = field(default_factory=list)  # dropped and recomputed later
+    host: tuple[list[Request], list[Request]] = field(default_factory=lambda: ([], []))
+    """Host-resident decodes of sub-batch 0 and 1 that run in lockstep with the GPU (neo)."""
+
+    @property
+    def exclusive(self) -> bool:
+        """It must not be scheduled ahead: it moves KV between tiers, recomputes, or gates host rows."""
+        return bool(
+            self.swap_out
+            or self.swap_in
+            or self.prefill_cpu
+            or self.preempt
+            or any(self.host)
+            or any(p.request.num_output for p in self.prefill_gpu)
+        )
+
+
+@dataclass(slots=True)
+class CpuRound:
+    """A policy's decision for the CPU engine."""
+
+    decode: list[Request] = field(default_factory=list)  # the batch, which is the next running queue
+    displaced: list[Request] = field(default_factory=list)  # leave running for the front of waiting
+    admitted: int = 0  # how many of `decode`, its last ones, come from the head of waiting
+    preempt: list[Request] = field(default_factory=list)  # from waiting: dropped and recomputed later
+
+
+class RowKind(IntEnum):
+    """What a row computes and where its KV goes."""
+
+    DECODE = 0  # HBM blocks in a GpuStep, host blocks in a CpuStep
+    PREFILL_GPU = 1
+    PREFILL_CPU = 2
+    HOST_DECODE = 3  # a host row of a GPU round (neo)
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's part of a step."""
+
+    request: Request
+    kind: RowKind
+    start: int  # position of the first token computed now
+    num_tokens: int  # 1 for a decode
+    blocks: list[int]  # the first ceil(context_len / 16) ids are this row's; the list may grow later
+    sample: bool = True  # False for a chunk that is not the prompt's last
+    transfer_id: int = -1  # of a PREFILL_CPU's layer-wise copies
+
+    @property
+    def context_len(self) -> int:
+        """KV tokens after this step."""
+        return self.start + self.num_tokens
+
+
+class TransferKind(IntEnum):
+    SWAP_OUT = 0
+    SWAP_IN = 1
+    PREFILL_CPU = 2  # layer-wise copies of a row; it has no source blocks
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Copies of one request's KV between the pools, block `src_blocks[i]` to `dst_blocks[i]`."""
+
+    id: int
+    request: Request
+    kind: TransferKind
+    src_blocks: list[int]
+    dst_blocks: list[int]
+    held: list[int]  # source blocks to free at the report; a round's own decodes may take some before
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state a step runs with, right after its commit: the counts of the round log."""
+
+    gpu_capacity: int
+    gpu_used: int
+    host: HostEnvelope
+    waiting: int
+    gpu_running: int
+    cpu_waiting: int
+    cpu_running: int
+
+
+@dataclass(slots=True)
+class GpuStep:
+    """A committed GPU round in physical terms: start `transfers`, then run `rows` as one batch.
+
+    The batch waits for the swaps; only it may use blocks that a swap-out vacates. `rows` holds
+    decodes, swapped-in ones last, then prefills to the GPU, then to the CPU. Either list may be empty.
+    """
+
+    number: int
+    rows: list[Row]
+    transfers: list[Transfer]  # swaps; Prefill-to-CPU copies are named by their row
+    snapshot: Snapshot
+    prefill_gpu: list[int]
+    prefill_cpu: list[int]
+    swap_out: list[int]
+    swap_in: list[int]
+    marked: list[int]
+    preempted: list[int]  # since the last step, by this engine's rounds or by a lost worker
+    host_rows: tuple[list[Row], list[Row]] = field(default_factory=lambda: ([], []))
+    exclusive: bool = False
+
+
+@dataclass(slots=True)
+class CpuStep:
+    """A committed CPU round: one decode row a request, host blocks."""
+
+    number: int
+    rows: list[Row]
+    snapshot: Snapshot
+    preempted: list[int]
+
+
+@dataclass(slots=True)
+class Applied:
+    """What applying a step has done."""
+
+    step: GpuStep | CpuStep
+    sampled: list[Request]  # gained one token, in row order
+    finished: list[Request]  # of those, the ones that ended
+    dropped: list[Request]  # had ended before: their token is void
+    batch: list[int]  # ids that ran and were not dropped, chunks included
