@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from dualpace.cpu import decode_kernel as kernel
+from dualpace.cpu.append import append_kernel, kv_append
 from dualpace.cpu.block_ir import BlockShape
 from dualpace.cpu.isa import Isa, Level, detected
 from dualpace.cpu.openmp import parallel
 from dualpace.cpu.plan import BLOCK_TOKENS, DecodePlan, plan_decode
 
-__all__ = ["PagedDecoder", "paged_decode", "plan_decode"]
+__all__ = ["PagedDecoder", "num_compiles", "paged_decode", "plan_decode", "warm_up"]
 
 _LOG2E = math.log2(math.e)
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -180,6 +181,22 @@ def block_shape(
     bf16 = dtype == torch.bfloat16
     lanes = 16 if isa.has(Level.AVX512) else 8
     return BlockShape(head_dim, group, lanes, bf16, bf16 and isa.has(Level.AVX512_BF16))
+
+
+def warm_up(num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Compile or load, and run once, all that decoding with a model of this shape calls."""
+    cache = torch.zeros(1, 2, num_kv_heads, BLOCK_TOKENS, head_dim, dtype=dtype)
+    row = torch.zeros(1, num_q_heads, head_dim, dtype=dtype)
+    kv_append(
+        row[:, :num_kv_heads], row[:, :num_kv_heads], cache, torch.zeros(1, dtype=torch.int64)
+    )
+    table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    paged_decode(row, cache, table, lens, 1.0, torch.empty_like(row))
+
+
+def num_compiles() -> int:
+    """Kernels that this process has compiled or loaded from disk so far; constant once warm."""
+    return kernel.decode_kernel.cache_info().misses + append_kernel.cache_info().misses
 
 
 def _at_least(tensor: Tensor, size: int) -> Tensor:

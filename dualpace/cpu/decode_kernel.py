@@ -26,6 +26,7 @@ from dualpace.cpu.primitives import (
     uint16_at,
     widen,
 )
+from dualpace.cpu.version import source_version
 
 # Fields of the argument block. Strides are in bytes.
 (
@@ -74,6 +75,7 @@ def attend_block(
     bf16: Any,
     dot: Any,
     native: Any,
+    _version: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -84,14 +86,14 @@ def attend_block(
     next_k: Any,
     next_v: Any,
 ) -> Any:
-    """block_ir's function for the BlockShape in the first six arguments: constants."""
-    constants = (dim, group, lanes, bf16, dot, native)
-    shape = BlockShape(*(constant.literal_value for constant in constants))
+    """block_ir's function for the BlockShape in the first arguments, which are constants."""
+    constants = (dim, group, lanes, bf16, dot, native, _version)
+    shape = BlockShape(*(constant.literal_value for constant in constants[:-1]))
 
     def codegen(_ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
         function = block_function(builder.module, shape)
-        pointers = [builder.inttoptr(a, ir.PointerType()) for a in (*args[6:11], *args[13:])]
-        builder.call(function, [*pointers[:5], *args[11:13], *pointers[5:]])
+        pointers = [builder.inttoptr(a, ir.PointerType()) for a in (*args[7:12], *args[14:])]
+        builder.call(function, [*pointers[:5], *args[12:14], *pointers[5:]])
         return _ctx.get_dummy_value()
 
     numbers = [types.intp] * 6 + [types.float32] + [types.intp] * 2
@@ -167,6 +169,7 @@ def decode_kernel(shape: BlockShape) -> int:
     row, query_row, work_bytes = shape.row, shape.query_row, shape.work_floats * 4
     state, sums = shape.state_floats * 4, shape.parts * lanes
     width, query_bytes = group * dim, group * query_row
+    version = source_version()
     place = np.array(shape.place(), np.int64)
     lane = np.array([shape.lane(head) for head in range(group)], np.int64)
 
@@ -218,6 +221,7 @@ def decode_kernel(shape: BlockShape) -> int:
                             bf16,
                             dot,
                             native,
+                            version,
                             query + h * query_bytes,
                             key,
                             key + value,

@@ -118,6 +118,11 @@ def amx_failure() -> str | None:
     return None if code == 0 else "the kernel does not grant it"
 
 
+def has_avx512() -> bool:
+    """Whether the CPU has the parts of AVX-512 that kernels use."""
+    return cpu_flags() >= _AVX512_FLAGS
+
+
 def has_bf16() -> bool:
     """Whether the CPU has bf16 instructions (not merely bf16 storage)."""
     return bool({"avx512_bf16", "amx_bf16"} & cpu_flags())

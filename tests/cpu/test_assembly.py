@@ -1,4 +1,4 @@
-"""The vector code for CPUs that this machine may not be: compiled for them, and its instructions read."""
+"""The vector code for CPUs that this machine may not be: compiled, and its instructions read."""
 
 import re
 

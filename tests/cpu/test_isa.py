@@ -53,7 +53,7 @@ def test_amx_is_not_tried_when_a_lower_level_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_override_above_the_cpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="amx.*this CPU has only avx2"):
+    with pytest.raises(ConfigError, match=r"amx, but this CPU has only avx2"):
         detect("amx", cpuinfo(tmp_path, AVX2))
     with pytest.raises(ConfigError, match="use one of"):
         detect("sse9", cpuinfo(tmp_path, AVX2))

@@ -1,0 +1,66 @@
+"""Decode plans: every KV block exactly once, threads balanced, cut requests merged completely."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpace.cpu.plan import BEGIN, END, HEAD, ITEM, ROW, SLOT, plan_decode
+
+batches = st.lists(st.integers(1, 3000), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches, st.sampled_from([1, 2, 3, 8]), st.integers(1, 17), st.integers(1, 3))
+def test_every_block_once_and_balanced(
+    lens: list[int], kv_heads: int, threads: int, chunks_per_thread: int
+) -> None:
+    plan = plan_decode(lens, kv_heads, threads, chunks_per_thread)
+    blocks = [-(-n // 16) for n in lens]
+    seen = {(r, h): np.zeros(blocks[r], int) for r in range(len(lens)) for h in range(kv_heads)}
+    for segment in plan.segments:
+        seen[segment[ROW], segment[HEAD]][segment[BEGIN] : segment[END]] += 1
+    assert all((counts == 1).all() for counts in seen.values())
+
+    chunks = plan.chunk_blocks()
+    assert len(chunks) == plan.num_chunks >= plan.num_threads >= 1
+    total = sum(blocks) * kv_heads
+    assert chunks.sum() == total
+    # Even to within a block of rounding, plus the small move to a near request border at each end.
+    share = total / max(1, min(threads * chunks_per_thread, total // 8))
+    assert chunks.max() <= share + 2 + 2 * (share // 32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches, st.integers(1, 17))
+def test_slots_of_a_cut_request_are_its_own(lens: list[int], threads: int) -> None:
+    plan = plan_decode(lens, 2, threads)
+    slots = [slot for slot in plan.segments[:, SLOT] if slot >= 0]
+    assert slots == list(range(plan.num_slots))
+    for item, (first, number) in enumerate(plan.item_slots):
+        of_item = plan.segments[plan.segments[:, ITEM] == item]
+        if number:
+            assert of_item[:, SLOT].tolist() == list(range(first, first + number))
+            assert number == len(of_item) > 1
+        else:
+            assert of_item[:, SLOT].tolist() == [-1]
+
+
+def test_equal_requests_are_not_cut() -> None:
+    assert plan_decode([1024] * 8, 8, 16).num_slots == 0
+
+
+def test_heads_walked_together() -> None:
+    plan = plan_decode([100, 200], 8, 2, heads_per_item=4)
+    assert set(plan.segments[:, HEAD]) == {0, 4}
+
+
+@pytest.mark.parametrize("lens", [[], [3, 0], [[1]]])
+def test_refuses_rows_without_tokens(lens: list[int]) -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        plan_decode(lens, 2, 2)
+
+
+def test_refuses_heads_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="divide"):
+        plan_decode([5], 3, 1, heads_per_item=2)
