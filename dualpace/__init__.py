@@ -1,1 +1,28 @@
 """DualPace: LLM serving on one node with two engines that keep their own pace."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dualpace.runtime.llm import LLM, Output
+    from dualpace.runtime.sampling_params import SamplingParams
+
+__all__ = ["LLM", "Output", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "dualpace.runtime.llm",
+    "Output": "dualpace.runtime.llm",
+    "SamplingParams": "dualpace.runtime.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first asked for, so that importing dualpace stays light."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dualpace' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -128,6 +128,7 @@ class EngineClient:
         self.process = process
         self.start_s = time.monotonic()
         self.phases: list[tuple[float, str]] = [(0.0, "starting the engine process")]
+        self.on_phase: Callable[[str], None] | None = None
         self.num_tokens: Counter[str] = Counter()  # by engine
         self.progress_s = (
             self.start_s
@@ -236,18 +237,19 @@ class EngineClient:
     async def close(self, drain_s: float = 0.0) -> int:
         """Ends the engine, letting requests finish for `drain_s`; returns its exit status."""
         self._closing = True
-        if self._link is not None:
-            self._link.send(messages.Shutdown(drain_s))
+        link = self._link
+        if link is not None:
+            link.send(messages.Shutdown(drain_s))
             await asyncio.wait({self._gone}, timeout=drain_s + _EXIT_S)
-            self._link.close()
+            link.close()
         else:
             self._sock.close()
-        try:
-            return await asyncio.to_thread(self.process.wait, _EXIT_S)
-        except subprocess.TimeoutExpired:
+        status = await self._exit_status(_EXIT_S)
+        if status is None:
             log.warning("the engine process did not end and is killed")
             self.kill()
-            return await asyncio.to_thread(self.process.wait)
+            status = self.process.wait()
+        return status
 
     def kill(self) -> None:
         """At once and from anywhere; the engine's workers end with it."""
@@ -298,6 +300,8 @@ class EngineClient:
     def _note(self, phase: str) -> None:
         self.phases.append((time.monotonic() - self.start_s, phase))
         log.info("%6.1f s  %s", *self.phases[-1])
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def _hand_out(self, message: messages.Tokens) -> None:
         self.progress_s = time.monotonic()
@@ -322,13 +326,16 @@ class EngineClient:
         self._link = None
         self._reaper = asyncio.ensure_future(self._reap())
 
+    async def _exit_status(self, timeout_s: float) -> int | None:
+        """Waits without a thread: threads are not to be had while the interpreter ends."""
+        deadline_s = time.monotonic() + timeout_s
+        while (status := self.process.poll()) is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.01)
+        return status
+
     async def _reap(self) -> None:
         """Finds out why the engine ended, and ends everything that waits for it."""
-        status: int | None
-        try:
-            status = await asyncio.to_thread(self.process.wait, 2.0)
-        except subprocess.TimeoutExpired:
-            status = None
+        status = await self._exit_status(2.0)
         reason = self._failure.text if self._failure else _how_it_ended(status)
         self._gone.set_result(reason)
         streams, self._streams = list(self._streams.values()), {}

@@ -1,9 +1,9 @@
 """Speaks the engine's messages and computes nothing: every prompt is echoed, then its end token.
 
-The prompt's first word may ask for more: `params ...` answers with the sampling parameters that arrived,
-`slow ...` takes 50 ms a token, `hang ...` never answers, `refuse ...` is refused, `die ...` ends the
-process, `stall ...` gives three tokens and then none. `plan.model.source` scripts the start: `fake`,
-`fake:slow` (a second), `fake:user-error`, `fake:crash`.
+The prompt's first word may ask for more: `params ...` answers with the sampling parameters that
+arrived, `slow ...` takes about 50 ms a token, `hang ...` never answers, `refuse ...` is refused,
+`die ...` ends the process, `stall ...` gives three tokens and then none. `plan.model.source`
+scripts the start: `fake`, `fake:slow` (a second), `fake:user-error`, `fake:crash`.
 """
 
 import argparse

@@ -1,0 +1,286 @@
+"""The offline API: prompts in, texts out, through the same engine process that the server uses.
+
+    with LLM("smollm2", **{"kv.gpu_blocks": 64}) as llm:
+        for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=32)):
+            print(output.text)
+
+A background thread runs the event loop that the engine's client needs; callers block.
+"""
+
+import asyncio
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.engine_client import ENGINE_MODULE, ENGINES, EngineClient, StartFailed
+from dualpace.runtime.generation import Tokenizer, check_prompt, encode_chat, generate
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.sampling_params import SamplingParams
+
+T = TypeVar("T")
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]  # text, or token ids
+
+_EXIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One answer. `text` ends before a stop string; `token_ids` are all that were generated."""
+
+    prompt_token_ids: list[int]
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # stop | length
+    tokens_by_engine: dict[str, int]  # who made them: gpu, cpu
+
+
+class LLM:
+    """A model with both engines, in processes of its own. Close it, or leave it to the exit.
+
+    `overrides` are settings by their dotted names, as on the command line: `policy="gpu_only"`,
+    `**{"kv.gpu_blocks": 64}`, `**{"+hw": "rtx4090"}`. Construct it in the main thread: the engine
+    ends with the thread that started it. Raises ConfigError for what cannot be served.
+    """
+
+    def __init__(self, model: str | None = None, **overrides: Any) -> None:
+        from dualpace.config import load
+        from dualpace.runtime.resolve import resolve
+
+        if model is not None:
+            overrides = {"model.source": model, **overrides}
+        plan = resolve(load(*(override(key, value) for key, value in overrides.items())))
+        self._start(plan, ENGINE_MODULE, None)
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: Plan,
+        engine_module: str = ENGINE_MODULE,
+        load_tokenizer: Callable[[str], Tokenizer] | None = None,
+    ) -> Self:
+        """An LLM for a plan that is resolved already."""
+        llm = cls.__new__(cls)
+        llm._start(plan, engine_module, load_tokenizer)
+        return llm
+
+    def _start(
+        self, plan: Plan, engine_module: str, load: Callable[[str], Tokenizer] | None
+    ) -> None:
+        self.plan = plan
+        self._client = EngineClient.launch(plan, engine_module)
+        self._loop = _LoopThread()
+        self._finalizer = weakref.finalize(self, _end, self._client, self._loop)
+        try:
+            self._loop.run(self._client.connect())
+            self._tokenizer = (load or _load_tokenizer)(plan.model.source)
+            self._wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_ready(self) -> None:
+        with Console(stderr=True).status("starting") as status:
+            self._client.on_phase = lambda text: status.update(text)
+            try:
+                self._loop.run(self._client.wait_ready())
+            except StartFailed as error:
+                raise (ConfigError(str(error)) if error.user_error else error) from None
+            finally:
+                self._client.on_phase = None
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool | None = None,
+    ) -> list[Output]:
+        """An output a prompt, in order; one string or one list of token ids is one prompt.
+
+        `params` are for all prompts or one each. `progress` shows a bar; None: if stderr is a
+        terminal. Raises ValueError for what can never run and EngineGone if the engine ends.
+        """
+        many: Any = [prompts] if _is_one(prompts) else prompts
+        encoded = [self._tokenizer.encode(p) if isinstance(p, str) else list(p) for p in many]
+        return self._generate(encoded, params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool | None = None,
+    ) -> list[Output]:
+        """Like `generate`, for one conversation or several: lists of {"role", "content"}."""
+        many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        encoded = [encode_chat(self._tokenizer, conversation) for conversation in many]
+        return self._generate(encoded, params, progress)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's queues, pools and counters now."""
+        return self._loop.run(self._client.stats(timeout_s=10))
+
+    def close(self) -> None:
+        """Ends the engine; what still runs is dropped. Closing again does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _generate(
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool | None,
+    ) -> list[Output]:
+        if not self._finalizer.alive:
+            raise RuntimeError("this LLM is closed")
+        model = self.plan.model
+        for prompt in prompts:
+            check_prompt(prompt, model.max_context, model.vocab)
+        params = SamplingParams() if params is None else params
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling parameters.")
+        visible = sys.stderr.isatty() if progress is None else progress
+        with _Bar(len(prompts), visible) as bar:
+            return self._loop.run(self._answer_all(prompts, each, bar))
+
+    async def _answer_all(
+        self, prompts: list[list[int]], params: list[SamplingParams], bar: "_Bar"
+    ) -> list[Output]:
+        tasks = [
+            asyncio.create_task(self._answer(prompt, each.seeded(), bar))
+            for prompt, each in zip(prompts, params, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # one failed, or the caller pressed Ctrl-C
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, prompt: list[int], params: SamplingParams, bar: "_Bar") -> Output:
+        texts: list[str] = []
+        token_ids: list[int] = []
+        by_engine = dict.fromkeys(ENGINES, 0)
+        reason = None
+        pieces = generate(
+            self._client, self._tokenizer, prompt, params, self.plan.model.max_context
+        )
+        async for piece in pieces:
+            texts.append(piece.text)
+            token_ids += piece.token_ids
+            for engine in piece.engines:
+                by_engine[ENGINES[engine]] += 1
+            reason = piece.finish_reason
+            bar.tokens(len(piece.token_ids))
+        assert reason is not None
+        bar.prompt_done()
+        return Output(prompt, "".join(texts), token_ids, reason, by_engine)
+
+
+class _LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Blocks for the result; Ctrl-C cancels the work."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class _Bar:
+    """Prompts done and tokens a second; drawn by rich, or not at all."""
+
+    def __init__(self, total: int, visible: bool) -> None:
+        self._progress = Progress(
+            TextColumn("prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:.0f} tokens/s"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not visible,
+        )
+        self._task = self._progress.add_task("prompts", total=total, rate=0.0)
+        self._num_tokens = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def tokens(self, count: int) -> None:
+        self._num_tokens += count
+        if not self._progress.disable:
+            elapsed_s = self._progress.tasks[0].elapsed or 1.0
+            self._progress.update(self._task, rate=self._num_tokens / elapsed_s)
+
+    def prompt_done(self) -> None:
+        self._progress.advance(self._task)
+
+
+def override(key: str, value: Any) -> str:
+    """`key=value` in Hydra's grammar, strings quoted where they need it."""
+    if value is None:
+        return f"{key}=null"
+    if isinstance(value, bool):
+        return f"{key}={str(value).lower()}"
+    if isinstance(value, list | tuple):
+        return f"{key}=[{','.join(override('', item)[1:] for item in value)}]"
+    text = str(value)
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*|/[\w./-]+", text):
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+        return f"{key}='{escaped}'"
+    return f"{key}={text}"
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _load_tokenizer(source: str) -> Tokenizer:
+    from dualpace.graphs.source import resolve_source
+    from dualpace.graphs.tokenizer import load_tokenizer
+
+    return load_tokenizer(resolve_source(source))
+
+
+def _end(client: EngineClient, loop: _LoopThread) -> None:
+    try:
+        loop.run(client.close(), _EXIT_S)
+    finally:
+        client.kill()
+        loop.stop()

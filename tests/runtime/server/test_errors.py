@@ -1,0 +1,229 @@
+"""What is refused, and how: OpenAI's shape, the parameter's name, nothing ignored."""
+
+import json
+import threading
+
+import openai
+import pytest
+
+COMPLETION = {"model": "tiny", "prompt": "hi"}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def post(server, route, body):
+    return server.http.post(f"/v1/{route}", json=body)
+
+
+def refusal(response, status=400):
+    """The error's fields, once its shape is right."""
+    assert response.status_code == status, response.text
+    (error,) = response.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("logprobs", 1),
+        ("logprobs", 0),
+        ("echo", True),
+        ("suffix", "end"),
+        ("best_of", 2),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {"50": -100}),
+        ("min_p", 0.1),
+        ("min_tokens", 3),
+        ("stop_token_ids", [3]),
+        ("guided_json", {"type": "object"}),
+        ("response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(server, param, value):
+    error = refusal(post(server, "completions", {**COMPLETION, param: value}))
+    assert error["param"] == param and param in error["message"]
+    assert error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("logprobs", True),
+        ("top_logprobs", 5),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+        ("modalities", ["text", "audio"]),
+        ("reasoning_effort", "high"),
+        ("continue_final_message", True),
+    ],
+)
+def test_chat_refuses_by_name_too(server, param, value):
+    error = refusal(post(server, "chat/completions", {**CHAT, param: value}))
+    assert error["param"] == param and param in error["message"]
+
+
+def test_an_unknown_parameter_is_refused_by_name(server):
+    error = refusal(post(server, "completions", {**COMPLETION, "temprature": 0.5}))
+    assert error["param"] == "temprature" and error["code"] == "unknown_parameter"
+
+
+def test_values_that_ask_for_nothing_pass(server):
+    nothing = {
+        "logprobs": None,
+        "echo": False,
+        "suffix": None,
+        "best_of": 1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "n": None,
+        "temperature": None,
+        "stop": None,
+        "seed": None,
+        "stream": None,
+        "stream_options": None,
+        "user": "ann",
+        "something_new": None,
+    }
+    assert post(server, "completions", COMPLETION | nothing).status_code == 200
+    tools = {"tools": None, "tool_choice": "none", "parallel_tool_calls": True, "store": False}
+    assert post(server, "chat/completions", CHAT | tools).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -0.1),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("seed", 2**63),
+        ("seed", "7"),
+        ("max_tokens", 0),
+        ("max_tokens", 2.5),
+        ("max_tokens", "10"),
+        ("n", 0),
+        ("n", 1000),
+        ("stop", ""),
+        ("stop", ["ok", ""]),
+        ("stop", [1]),
+        ("stop", [str(i) for i in range(17)]),
+        ("stream", "yes"),
+        ("ignore_eos", 1),
+        ("stream_options", {"include_usage": True}),
+        ("prompt", None),
+        ("prompt", ""),
+        ("prompt", []),
+        ("prompt", [[]]),
+        ("prompt", 5),
+        ("prompt", [1, "x"]),
+        ("prompt", [1.5]),
+        ("prompt", [-1]),
+        ("prompt", [257]),
+        ("model", 3),
+    ],
+)
+def test_bad_values_name_their_parameter(server, param, value):
+    error = refusal(post(server, "completions", {**COMPLETION, param: value}))
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "messages.0.role"),
+        ({"role": "king", "content": "x"}, "messages.0.role"),
+        ({"role": "user"}, "messages.0.content"),
+        ({"role": "user", "content": 5}, "messages.0.content"),
+        ({"content": "x"}, "messages.0.role"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages.0.content.type",
+        ),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
+            "messages.0.tool_calls",
+        ),
+    ],
+)
+def test_bad_messages(server, message, param):
+    error = refusal(post(server, "chat/completions", {**CHAT, "messages": [message]}))
+    assert error["param"] == param
+
+
+def test_messages_that_the_template_refuses(server):
+    messages = [{"role": "assistant", "content": "x"}]
+    error = refusal(post(server, "chat/completions", {**CHAT, "messages": messages}))
+    assert error["param"] == "messages" and "last message" in error["message"]
+    assert refusal(post(server, "chat/completions", {**CHAT, "messages": []}))
+
+
+def test_missing_fields(server):
+    error = refusal(post(server, "completions", {"model": "tiny"}))
+    assert (error["param"], error["code"]) == ("prompt", "missing_required_parameter")
+    error = refusal(post(server, "chat/completions", {"model": "tiny"}))
+    assert error["param"] == "messages"
+
+
+@pytest.mark.parametrize("body", ["{", "", "[1]", '"text"', '{"prompt": "hi", "top_p": NaN}'])
+def test_bodies_that_are_no_request(server, body):
+    headers = {"content-type": "application/json"}
+    refusal(server.http.post("/v1/completions", content=body, headers=headers))
+
+
+def test_a_prompt_that_fills_the_context(server, client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x" * 4096)
+    assert caught.value.code == "context_length_exceeded"
+    assert "4096" in caught.value.message and "4095" in caught.value.message
+    answer = client.completions.create(model="tiny", prompt="x" * 4095)
+    assert answer.usage.completion_tokens == 1
+
+
+def test_unknown_model_and_route(server, client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt-9", prompt="hi")
+    assert caught.value.code == "model_not_found"
+    refusal(server.http.get("/v1/nothing"), 404)
+    refusal(server.http.get("/v1/completions"), 405)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_by_the_engine_is_a_400(server, stream):
+    error = refusal(
+        post(server, "completions", {**COMPLETION, "prompt": "refuse me", "stream": stream})
+    )
+    assert "more memory" in error["message"]
+
+
+def test_one_refused_prompt_ends_the_whole_request(server):
+    prompts = ["hang on", "refuse me"]
+    refusal(post(server, "completions", {**COMPLETION, "prompt": prompts}))
+    assert server.metric('dualpace_kv_blocks_used{pool="gpu"}') == 0
+
+
+def test_a_long_text_does_not_hold_up_others(server):
+    """Long texts are tokenized in a thread; the error that follows is the same."""
+    errors = []
+
+    def ask():
+        errors.append(refusal(post(server, "completions", {**COMPLETION, "prompt": "x" * 10**6})))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert json.loads(server.http.get("/health").text)["status"] == "alive"
+    for thread in threads:
+        thread.join()
+    assert {error["code"] for error in errors} == {"context_length_exceeded"}

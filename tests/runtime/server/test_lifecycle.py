@@ -1,0 +1,185 @@
+"""The server process from its first moment to its exit status."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+
+def children(server):
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def assert_no_process_is_left(processes):
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert alive == []
+
+
+class Asking(threading.Thread):
+    """A stream in the background: its text so far, and how it ended."""
+
+    def __init__(self, server, prompt):
+        super().__init__()
+        self.client = server.client()
+        self.prompt = prompt
+        self.text = ""
+        self.error = None
+        self.started = threading.Event()
+        self.start()
+        assert self.started.wait(10)
+
+    def run(self):
+        try:
+            stream = self.client.completions.create(
+                model="tiny", prompt=self.prompt, max_tokens=400, stream=True
+            )
+            for chunk in stream:
+                self.text += chunk.choices[0].text
+                self.started.set()
+        except openai.OpenAIError as error:
+            self.error = error
+
+
+def test_it_answers_while_it_starts(start_server):
+    server = start_server("fake:slow")
+    assert server.wait_for("/health").json() == {"status": "alive"}
+    ready = server.wait_for("/ready", 503).json()
+    assert ready["status"] == "starting" and ready["phase"]
+    response = server.http.post("/v1/completions", json={"prompt": "hi"})
+    assert response.status_code == 503 and "retry-after" in response.headers
+    assert "starting" in response.json()["error"]["message"]
+    assert server.http.get("/metrics").status_code == 200
+    server.wait_for("/ready")
+    assert server.client().completions.create(model="tiny", prompt="hi").choices[0].text == "hi"
+    server.process.terminate()
+    status, out, _ = server.end()
+    assert status == 0
+    assert "loading nothing" in out and f"at {server.url}" in out
+    assert "curl" in out and "/v1/chat/completions" in out
+
+
+def test_the_printed_example_answers(start_server):
+    server = start_server()
+    printed = ""
+    while "-d '" not in printed:
+        printed += server.process.stdout.readline()
+    command = printed[printed.index("curl") :]
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=10)
+    assert '"content": "Hello!"' in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(start_server, number):
+    server = start_server()
+    server.wait_for("/ready")
+    processes = children(server)
+    asking = Asking(server, "slow stream")
+    server.process.send_signal(number)
+    server.wait_for("/ready", 503)
+    assert server.http.get("/ready").json()["status"] == "draining"
+    late = server.http.post("/v1/completions", json={"prompt": "late"})
+    assert late.status_code == 503
+    asking.join()
+    assert asking.error is None and asking.text == "slow stream"
+    assert server.end()[0] == 0
+    assert_no_process_is_left(processes)
+
+
+def test_a_drain_has_an_end(start_server):
+    server = start_server(drain_timeout_s=0.2)
+    server.wait_for("/ready")
+    processes = children(server)
+    asking = Asking(server, "stall for ever")
+    server.process.terminate()
+    asking.join()
+    assert asking.text == "sta"
+    assert "shutting down" in str(asking.error)
+    assert server.end()[0] == 0
+    assert_no_process_is_left(processes)
+
+
+def test_a_second_signal_ends_at_once(start_server):
+    server = start_server(drain_timeout_s=60)
+    server.wait_for("/ready")
+    processes = children(server)
+    Asking(server, "stall for ever")
+    server.process.terminate()
+    server.wait_for("/ready", 503)
+    server.process.terminate()
+    assert server.end()[0] == 128 + signal.SIGTERM
+    assert_no_process_is_left(processes)
+
+
+def test_a_signal_during_the_start(start_server):
+    server = start_server("fake:slow")
+    server.wait_for("/health")
+    server.process.terminate()
+    assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize("how", ["by itself", "killed"])
+def test_the_server_ends_with_its_engine(start_server, how):
+    server = start_server()
+    server.wait_for("/ready")
+    (engine,) = children(server)
+    asking = Asking(server, "stall for ever")
+    if how == "killed":
+        engine.kill()
+    else:
+        with pytest.raises(openai.OpenAIError):
+            server.client().completions.create(model="tiny", prompt="die now")
+    status, _, err = server.end()
+    assert status == 1
+    assert ("SIGKILL" if how == "killed" else "status 3") in err.splitlines()[-1]
+    asking.join()
+    assert asking.error is not None
+
+
+def test_an_engine_that_cannot_start(start_server):
+    status, _, err = start_server("fake:user-error").end()
+    assert status == 1
+    assert err.splitlines()[-1] == "kv.host_blocks=9 is too much: lower it."
+    status, _, err = start_server("fake:crash").end()
+    assert status == 1 and "status 5" in err.splitlines()[-1]
+
+
+def test_a_port_in_use_is_one_sentence(start_server):
+    from plans import small_plan
+
+    server = start_server()
+    server.wait_for("/health")
+    second = subprocess.run(
+        [*server.process.args[:2], small_plan(port=server.port).to_json()],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert second.returncode == 1
+    assert f"server.port={server.port}" in second.stderr and "Traceback" not in second.stderr
+
+
+def test_a_killed_server_leaves_no_orphan(start_server):
+    server = start_server()
+    server.wait_for("/ready")
+    processes = children(server)
+    assert processes
+    server.process.kill()
+    assert_no_process_is_left(processes)
+
+
+def test_an_idle_server_sleeps(start_server):
+    """Counted in processor time, so a busy machine does not matter."""
+    server = start_server()
+    server.wait_for("/ready")
+    process = psutil.Process(server.process.pid)
+    time.sleep(0.3)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(2.0)
+    assert sum(process.cpu_times()[:2]) - before <= 0.04

@@ -1,0 +1,143 @@
+"""Many clients at once, clients that leave, and what /metrics says about both."""
+
+import asyncio
+import time
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def wait_for_metric(server, sample, value):
+    deadline = time.monotonic() + 10
+    while server.metric(sample) != value:
+        assert time.monotonic() < deadline, f"{sample} is {server.metric(sample)}"
+        time.sleep(0.02)
+
+
+def metrics(server):
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_64_streams_at_once(server):
+    async def one(client, number):
+        text, usage = "", None
+        stream = await client.completions.create(
+            model="tiny",
+            prompt=f"this is number {number}",
+            max_tokens=100,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for chunk in stream:
+            text += chunk.choices[0].text if chunk.choices else ""
+            usage = chunk.usage
+        assert text == f"this is number {number}"
+        assert usage.completion_tokens == len(text) + 1
+
+    async def all_of_them():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            await asyncio.gather(*(one(client, number) for number in range(64)))
+
+    asyncio.run(all_of_them())
+    assert server.metric('dualpace_kv_blocks_used{pool="gpu"}') == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["slow and long", "hang for ever", ["slow one", "slow two"]])
+def test_a_client_that_leaves_frees_its_blocks(server, stream, prompt):
+    used = 'dualpace_kv_blocks_used{pool="gpu"}'
+    cancelled = 'dualpace_events_total{event="cancelled"}'
+    before = server.metric(cancelled)
+    num_prompts = 1 if isinstance(prompt, str) else len(prompt)
+    body = {"model": "tiny", "prompt": prompt, "stream": stream, "max_tokens": 1000}
+
+    async def leave():
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            asking = asyncio.create_task(http.post("/v1/completions", json=body))
+            while server.metric(used) < num_prompts:
+                await asyncio.sleep(0.02)
+            asking.cancel()
+
+    asyncio.run(leave())
+    wait_for_metric(server, used, 0)
+    assert server.metric(cancelled) == before + num_prompts
+
+
+def test_leaving_in_the_middle_of_a_stream(server, client):
+    stream = client.completions.create(model="tiny", prompt="slow stream", stream=True)
+    assert next(iter(stream)).choices[0].text == "s"
+    stream.close()
+    wait_for_metric(server, 'dualpace_kv_blocks_used{pool="gpu"}', 0)
+    aborted = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'
+    assert server.metric(aborted) >= 1
+
+
+def test_metrics_move(server, client):
+    before = metrics(server)
+    client.completions.create(model="tiny", prompt="hello", max_tokens=3)
+    after = metrics(server)
+
+    def grown(name, **labels):
+        key = (name, tuple(sorted(labels.items())))
+        return after[key] - before[key]
+
+    ours = {"model_name": "tiny", "engine": "0"}
+    assert grown("vllm:prompt_tokens_total", **ours) == 5
+    assert grown("vllm:generation_tokens_total", **ours) == 3
+    assert grown("vllm:request_success_total", **ours, finished_reason="length") == 1
+    assert grown("vllm:request_success_total", **ours, finished_reason="stop") == 0
+    for histogram, count in (
+        ("time_to_first_token_seconds", 1),
+        ("inter_token_latency_seconds", 2),
+        ("request_time_per_output_token_seconds", 1),
+        ("e2e_request_latency_seconds", 1),
+        ("request_decode_time_seconds", 1),
+        ("request_prompt_tokens", 1),
+        ("request_generation_tokens", 1),
+    ):
+        assert grown(f"vllm:{histogram}_count", **ours) == count, histogram
+    assert grown("dualpace_tokens_total", engine="gpu") == 2
+    assert grown("dualpace_tokens_total", engine="cpu") == 1
+
+
+def test_metrics_of_the_engine(server):
+    now = metrics(server)
+    ours = (("engine", "0"), ("model_name", "tiny"))
+    for name, labels, value in (
+        ("vllm:num_requests_running", ours, 0),
+        ("vllm:num_requests_waiting", ours, 0),
+        ("vllm:kv_cache_usage_perc", ours, 0),
+        ("vllm:num_preemptions_total", ours, 2),
+        ("dualpace_requests_running", (("engine", "cpu"),), 0),
+        ("dualpace_requests_waiting", (("engine", "gpu"),), 0),
+        ("dualpace_kv_blocks_capacity", (("pool", "gpu"),), 100),
+        ("dualpace_kv_blocks_capacity", (("pool", "host"),), 200),
+        ("dualpace_kv_blocks_used", (("pool", "host"),), 0),
+        ("dualpace_transfers_total", (), 3),
+        ("dualpace_preemptions_total", (), 2),
+        ("dualpace_graph_compiles_after_ready_total", (), 0),
+        ("dualpace_worker_restarts_total", (("worker", "gpu"),), 0),
+        ("dualpace_engine_answers", (), 1),
+        ("dualpace_seconds_since_progress", (), 0),
+    ):
+        assert now[name, labels] == value, name
+
+
+def test_a_stuck_engine_shows(server, client):
+    """Alive, ready and progressing are three answers."""
+    stream = client.completions.create(model="tiny", prompt="stall", stream=True)
+    chunks = iter(stream)
+    for _ in range(3):
+        next(chunks)
+    time.sleep(0.2)
+    assert server.metric("dualpace_seconds_since_progress") >= 0.2
+    assert server.http.get("/ready").status_code == 200
+    stream.close()
+    wait_for_metric(server, "dualpace_seconds_since_progress", 0)
