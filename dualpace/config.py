@@ -4,6 +4,7 @@
 depends on the machine is refused by `runtime.resolve`. No torch.
 """
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,9 @@ VARIANTS: dict[tuple[str, str], type] = {
 }
 
 
+@functools.cache
 def register() -> None:
-    """Stores every schema; calling it again changes nothing."""
+    """Stores every schema, once."""
     store = ConfigStore.instance()
     for name, schema in ROOTS.items():
         store.store(name=name, node=schema)

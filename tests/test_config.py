@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dualpace.config import ServeConfig, conf_dir, load
+from dualpace.config import ServeConfig, check, conf_dir, load
 from dualpace.errors import ConfigError
 from dualpace.graphs.backends import BACKENDS as BUILT_BACKENDS
 from dualpace.graphs.config import BACKENDS
+from dualpace.graphs.source import resolve_source
+from tests.settings import settings
 
 CONF = Path(conf_dir())
 SNAPSHOT = Path(__file__).parent / "data" / "config_keys.txt"
@@ -31,6 +33,14 @@ def choices() -> list[str]:
 @pytest.mark.parametrize("choice", choices())
 def test_every_file_of_every_group_composes_and_checks(choice: str) -> None:
     assert isinstance(load(choice), ServeConfig)
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "model").glob("*.yaml")), ids=lambda f: f.stem)
+def test_model_files_name_a_model_that_is_known(file: Path) -> None:
+    source = resolve_source(OmegaConf.load(file)["source"])
+    billions = file.stem.removesuffix("_random").rpartition("_")[2].removesuffix("b")
+    if billions.isdecimal():
+        assert round(source.spec.num_parameters() / 1e9) in (int(billions), int(billions) + 1)
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "hw").glob("*.yaml")), ids=lambda f: f.stem)
@@ -96,12 +106,12 @@ def test_backends_are_those_that_are_built() -> None:
         ),
         ("compile.buckets=[4,0]", "compile.buckets[1]=0 is below 1"),
         ("server.port=70000", "server.port=70000 is no TCP port"),
-        ("server.drain_timeout_s=-1", "server.drain_timeout_s=-1.0 is negative"),
+        ("server.drain_timeout_s=-1", "server.drain_timeout_s=-1 is negative"),
     ],
 )
 def test_impossible_values_get_one_sentence(overrides: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(*overrides.split())
+        check(settings(*overrides.split()))
     text = str(caught.value)
     assert sentence in text
     assert text.endswith(".") and "\n" not in text

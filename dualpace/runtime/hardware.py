@@ -55,6 +55,7 @@ def available_memory(proc: Path = Path("/proc"), sysfs: Path = Path("/sys/fs/cgr
 def cgroup_memory(proc: Path, sysfs: Path) -> list[tuple[int, int]]:
     """(limit, use without reclaimable file cache) in bytes of each limited cgroup, v1 and v2."""
     found = []
+    roots: tuple[Path, ...]
     for line in _read(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # v2, alone or beside v1 ("unified")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
 
-BLOCK_TOKENS = 16
+from dualpace.runtime.types import BLOCK_TOKENS as BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ ITEMSIZE = {"bf16": 2, "float32": 4}
 # The stand-in's pool is small, so that the host tier gets work at a dozen streams.
 STAND_IN_GPU_BLOCKS = 256
 STAND_IN_HOST_BYTES = 2 * GIB
+STAND_IN_HOST_BLOCKS = 8192
 GPU_USE = 0.9  # of the memory of a GPU; the rest is the driver's and the allocator's
 GPU_WORKSPACE_BYTES = GIB  # activations, staging, captured graphs
 HOST_USE = 0.8  # of the memory that is free now
@@ -45,7 +46,8 @@ def pool_blocks(
         return gpu, 0
     if not on_gpu:
         host_memory -= gpu * block_bytes
-    host_auto = host_memory if on_gpu else min(STAND_IN_HOST_BYTES, host_memory // 2)
+    stand_in_host = min(STAND_IN_HOST_BYTES, STAND_IN_HOST_BLOCKS * block_bytes, host_memory // 2)
+    host_auto = host_memory if on_gpu else stand_in_host
     host = _blocks("host", kv.host_blocks, kv.host_gib, host_auto, host_memory, block_bytes)
     return gpu, host
 

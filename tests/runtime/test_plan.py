@@ -5,13 +5,13 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from dualpace.config import load
 from dualpace.runtime.plan import Plan, PolicyPlan
 from dualpace.runtime.resolve import resolve
+from tests.settings import settings
 
 
 def tiny_plan() -> Plan:
-    return resolve(load("model=tiny_random", "kv.gpu_blocks=8"))
+    return resolve(settings("kv.gpu_blocks=8"))
 
 
 def test_round_trip_keeps_every_value() -> None:

@@ -11,6 +11,7 @@ from dualpace.graphs.shapes import SHAPES
 from dualpace.runtime.hardware import GIB, Gpu, Hardware
 from dualpace.runtime.plan import AssistPlan, Plan
 from dualpace.runtime.resolve import resolve
+from tests.settings import settings
 
 SMALL = Hardware(cores=(0, 1), numa_nodes=(0, 0), memory_bytes=16 * GIB, fast_bf16=False, gpus=())
 BIG = Hardware(
@@ -23,7 +24,7 @@ BIG = Hardware(
 
 
 def plan(*overrides: str, on: Hardware = SMALL) -> Plan:
-    return resolve(load("model=tiny_random", *overrides), on)
+    return resolve(settings(*overrides), on)
 
 
 def test_two_cores_give_each_worker_one_of_its_own() -> None:
@@ -57,14 +58,15 @@ def test_pools_in_gib() -> None:
 
 
 def test_the_stand_in_has_a_small_pool_and_a_modest_host_pool() -> None:
-    made = resolve(load("model.source=random:smollm2-135m"), SMALL)
+    assert plan().kv.host_blocks == 8193
+    made = resolve(settings("model.source=random:smollm2-135m"), SMALL)
     assert made.kv.gpu_blocks == 257
     assert made.kv.host_blocks - 1 == 2 * GIB // made.kv.bytes_per_block
     assert made.model.max_context == 8192
 
 
 def test_a_gpu_gets_what_its_memory_leaves_beside_the_weights() -> None:
-    made = resolve(load("model=llama31_8b_random"), BIG)
+    made = resolve(settings("model.source=random:llama-3.1-8b"), BIG)
     weights = SHAPES["llama-3.1-8b"].num_parameters() * 2
     pool = made.kv.gpu_blocks * made.kv.bytes_per_block
     assert 0.8 * 140 * GIB - weights < pool + GIB < 0.91 * 140 * GIB - weights
@@ -82,7 +84,7 @@ def test_context_is_bounded_by_model_larger_tier_and_what_one_prefill_can_redo()
 
 
 def test_without_a_host_tier_only_the_gpu_pool_counts() -> None:
-    made = plan("policy=gpu_only", "kv.gpu_blocks=16")
+    made = resolve(load("model=tiny_random", "policy=gpu_only", "kv.gpu_blocks=16"), SMALL)
     assert made.kv.host_blocks == 1
     assert made.model.max_context == 256
     assert made.policy.name == "gpu_only"
@@ -113,14 +115,14 @@ def test_the_model_has_the_name_of_its_source_unless_told() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ("+hw=rtx4090", "hw.name=rtx4090 states 1 GPU and this machine shows none"),
-        ("+hw=h20x2", "hw.name=h20x2 states 2 GPUs and this machine shows none"),
+        ("hw.name=rtx4090 hw.gpus=1", "hw.name=rtx4090 states 1 GPU and this machine shows none"),
+        ("hw.name=h20x2 hw.gpus=2", "hw.name=h20x2 states 2 GPUs and this machine shows none"),
         ("hw.cores=12", "hw.cores=12 and only 2 cores may be used here: set hw.cores=2"),
         ("gpu.device=cuda", "gpu.device=cuda and no GPU"),
         ("gpu.tp=2", "gpu.tp=2 and only 1 rank is supported so far: set gpu.tp=1"),
         ("cpu.tp=2", "cpu.tp=2 and only 1 rank is supported so far"),
         ("cpu.threads=2", "cpu.threads=2 is more than the 1 cores of that worker"),
-        ("kv.host_gib=100", "kv.host_gib=100.0 is more than the"),
+        ("kv.host_gib=100", "kv.host_gib=100 is more than the"),
         ("kv.gpu_blocks=100000000", "kv.gpu_blocks=100000000 is more than the"),
         ("kv.gpu_gib=0.0000001", "holds no KV block"),
         ("model.max_context=9999", "model.max_context=9999 is more than the 2048 tokens"),
