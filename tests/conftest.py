@@ -6,6 +6,7 @@ Imports are inside the fixtures, so that tests without torch stay fast.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dualpace.graphs.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Threads that wait for each other crawl when other work shares the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -45,31 +48,52 @@ def smollm2_stages(smollm2: Source) -> Stages:
 
 
 @pytest.fixture(scope="session")
-def gguf_reader() -> None:
-    """The reference parses a file several times, seconds each: let it do so once."""
+def hf_smollm2_folder(smollm2: Source, request: pytest.FixtureRequest) -> Path:
+    """SmolLM2 as the reference converts it: half a minute's work, so pytest's cache keeps it."""
+    assert smollm2.path is not None and request.config.cache is not None
+    cache = request.config.cache.mkdir(f"smollm2-{smollm2.path.stat().st_size}")
+    folder = cache / "converted"
+    if not folder.is_dir():
+        partial = cache / f"partial-{os.getpid()}"
+        convert_gguf(smollm2.path, partial)
+        if not folder.is_dir():  # another run may have been faster
+            partial.rename(folder)
+    return folder
+
+
+def convert_gguf(path: Path, folder: Path) -> None:
+    """Let the reference read a GGUF file, and save what it made of it."""
     import functools
 
     import gguf
+    import torch
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    # The reference calls these again and again, seconds each time.
     gguf.GGUFReader = functools.cache(gguf.GGUFReader)
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
+    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # its weights are plain by now
+    model.config.save_pretrained(folder)
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="session")
-def hf_smollm2(smollm2: Source, gguf_reader: None) -> Any:
-    """The reference implementation of it in float32; takes some ten seconds, once a session."""
+def hf_smollm2(hf_smollm2_folder: Path) -> Any:
+    """The reference implementation of SmolLM2 in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    assert smollm2.path is not None
-    return AutoModelForCausalLM.from_pretrained(
-        smollm2.path.parent, gguf_file=smollm2.path.name, dtype=torch.float32
-    ).eval()
+    return AutoModelForCausalLM.from_pretrained(hf_smollm2_folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
-def hf_smollm2_tokenizer(smollm2: Source, gguf_reader: None) -> Any:
-    """The reference's tokenizer, read from the same file."""
+def hf_smollm2_tokenizer(hf_smollm2_folder: Path) -> Any:
+    """The reference's tokenizer of SmolLM2."""
     from transformers import AutoTokenizer
 
-    assert smollm2.path is not None
-    return AutoTokenizer.from_pretrained(smollm2.path.parent, gguf_file=smollm2.path.name)
+    return AutoTokenizer.from_pretrained(hf_smollm2_folder)

@@ -1,0 +1,172 @@
+"""The fused forward computes what the stages do, product by product and cut by cut."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from dualpace.graphs import stages
+from dualpace.graphs.gpu import skinny
+from dualpace.graphs.gpu.forward import Forward, Rows
+from dualpace.graphs.gpu.kv import make_pool
+from dualpace.graphs.gpu.linear import PRODUCTS, Choices, candidates
+from dualpace.graphs.gpu.skinny import Skinny
+from dualpace.graphs.rope import rope_table
+from dualpace.graphs.spec import ModelSpec
+from dualpace.graphs.weights import random_weights
+
+SPEC = ModelSpec(
+    architecture="Qwen3ForCausalLM",
+    hidden=64,
+    num_layers=2,
+    num_q_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate=128,
+    vocab=96,
+    max_context=64,
+    qkv_bias=True,
+    qk_norm=True,
+)
+ROWS = 3
+CUTS = {
+    "library": {},
+    "skinny": {
+        "qkv": Skinny(16, 32, 2, 4, split=2),
+        "o": Skinny(32, 16, 2, 4, split=4),
+        "gate_up": Skinny(32, 64, 2, 4),
+        "down": Skinny(16, 32, 2, 4, split=2),
+        "head": Skinny(32, 32, 2, 4),
+    },
+}
+
+
+def forward_of(cuts: str, device: torch.device) -> Forward:
+    weights = random_weights(SPEC, torch.float32, seed=1)
+    for layer in weights.layers:
+        layer.q_norm.uniform_(0.5, 1.5)
+        layer.k_norm.uniform_(0.5, 1.5)
+        layer.mlp_norm.uniform_(0.5, 1.5)
+    cos, sin = (t.to(device) for t in rope_table(SPEC, SPEC.max_context))
+    choices = Choices({(p, ROWS): how for p, how in CUTS[cuts].items()})
+    return Forward(SPEC, weights, cos, sin, max_rows=8, choices=choices)
+
+
+@pytest.fixture(params=CUTS)
+def forward(request: pytest.FixtureRequest) -> Forward:
+    return forward_of(request.param, torch.device("cpu"))
+
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu covers the device")
+
+
+def test_layer_is_that_of_the_stages(forward: Forward) -> None:
+    rows = Rows.empty(SPEC, ROWS, torch.float32, forward.device)
+    w, eps = forward.weights.layers[0], SPEC.rms_eps
+    ids, positions = torch.tensor([5, 90, 0]), torch.tensor([0, 7, 63])
+    sampled = torch.tensor([11, 12, 13], dtype=torch.int32)
+    source = torch.tensor([-1, 2, -1], dtype=torch.int32)
+
+    forward.embed(rows, ids, source, sampled)
+    x = stages.pre_layer(torch.tensor([5, 13, 0]), forward.weights.embed)
+    torch.testing.assert_close(rows.x, x)
+
+    forward.pre_attention(0, rows, positions)
+    heads = (SPEC.num_q_heads, SPEC.num_kv_heads, SPEC.head_dim)
+    q, k, v = stages.pre_attention(
+        x,
+        positions,
+        forward._cos,
+        forward._sin,
+        w.attn_norm,
+        w.qkv,
+        w.qkv_bias,
+        w.q_norm,
+        w.k_norm,
+        heads=heads,
+        eps=eps,
+    )
+    for got, wanted in ((rows.q, q), (rows.k, k), (rows.v, v)):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+    rows.attn.normal_()
+    forward.post_attention(0, rows)
+    wanted = stages.post_attention(
+        rows.attn, x, w.o, w.mlp_norm, w.gate_up, w.down, intermediate=SPEC.intermediate, eps=eps
+    )
+    torch.testing.assert_close(rows.x, wanted, atol=1e-4, rtol=1e-4)
+    after = stages.rms_norm(wanted, forward.weights.layers[1].attn_norm, eps)
+    torch.testing.assert_close(rows.h, after, atol=1e-4, rtol=1e-4)
+
+
+def test_greedy_takes_the_best_logit(forward: Forward) -> None:
+    h = torch.randn(ROWS, SPEC.hidden)
+    tokens = torch.empty(ROWS, dtype=torch.int32)
+    forward.greedy(h, tokens)
+    assert tokens.tolist() == (h @ forward.weights.head.T).argmax(-1).tolist()
+
+
+def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
+    forward = forward_of("skinny", torch.device("cpu"))
+    pool = make_pool(SPEC.num_layers, 4, 2, 16, torch.float32, "cpu")
+    rows = Rows.empty(SPEC, ROWS, torch.float32, forward.device)
+    rows.h.normal_()
+    slots = torch.tensor([16 * 2 + 5, -1, 16 * 3 + 15])
+    forward.pre_attention(0, rows, torch.tensor([1, 2, 3]), pool[0], slots)
+    expected = torch.zeros_like(pool)
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[0, slot // 16, 0, :, slot % 16] = rows.k[row]
+            expected[0, slot // 16, 1, :, slot % 16] = rows.v[row]
+    assert torch.equal(pool, expected)
+
+
+def test_norm_alone_is_the_stages_norm() -> None:
+    forward = forward_of("library", torch.device("cpu"))
+    rows = Rows.empty(SPEC, ROWS, torch.float32, forward.device)
+    rows.x.normal_()
+    x = rows.x.clone()
+    forward.normed(rows, forward.weights.final_norm)
+    torch.testing.assert_close(rows.h, stages.rms_norm(x, forward.weights.final_norm, SPEC.rms_eps))
+    assert torch.equal(rows.x, x)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32, 64])
+def test_candidates_divide_and_fit(rows: int) -> None:
+    for product, (columns, depth) in {
+        "qkv": (6144, 4096),
+        "down": (4096, 14336),
+        "gate_up": (14336, 4096),
+        "head": (128256, 4096),
+    }.items():
+        found = list(candidates(product, columns, depth, rows, sms=132))
+        assert found[0] is None and len(found) > 3
+        assert all(how.fits(columns, depth) for how in found[1:])
+    assert list(candidates("qkv", 6144, 4096, 128, sms=132)) == [None]
+
+
+def test_a_cut_that_leaves_a_rest_is_refused() -> None:
+    x, w = torch.zeros(1, 64), torch.zeros(40, 64)
+    with pytest.raises(AssertionError):
+        skinny.partials(x, w, torch.zeros(1, 1, 40), Skinny(32, 32, 2, 4))
+
+
+def test_choices_survive_the_disk_and_a_damaged_file_does_not_count(tmp_path) -> None:
+    choices = Choices({(p, 8): None for p in PRODUCTS} | {("qkv", 1): Skinny(64, 64, 4, 4, 2)})
+    path = tmp_path / "folder" / "table.json"
+    choices.save(path, "this machine")
+    assert Choices.load(path, "this machine").table == choices.table
+    assert Choices.load(path, "another machine") is None
+    path.write_text(path.read_text()[:40])
+    assert Choices.load(path, "this machine") is None
+    assert Choices.load(tmp_path / "none.json", "this machine") is None
+
+
+def test_stages_of_the_reference_are_unchanged() -> None:
+    """The fused rounding may differ in bf16, by no more than bf16's own steps."""
+    logits = partial(stages.logits, vocab=SPEC.vocab, eps=SPEC.rms_eps)
+    forward = forward_of("library", torch.device("cpu"))
+    x = torch.randn(ROWS, SPEC.hidden)
+    h = stages.rms_norm(x, forward.weights.final_norm, SPEC.rms_eps)
+    wanted = logits(x, forward.weights.final_norm, forward.weights.head)
+    torch.testing.assert_close(forward.logits(h), wanted)

@@ -1,0 +1,57 @@
+"""The device's sampler keeps and draws what the reference does."""
+
+import pytest
+import torch
+
+from dualpace.graphs import sampling as reference
+from dualpace.graphs.gpu import sampling
+from dualpace.graphs.sampling import SamplingRows
+
+
+def rows_of(rows: list[tuple[float, int, float, float]], device: torch.device) -> SamplingRows:
+    temperature, top_k, top_p, u = (torch.tensor(column) for column in zip(*rows, strict=True))
+    made = SamplingRows.of(temperature.float(), top_k.int(), top_p.float(), u.float())
+    moved = (made.temperature, made.top_k, made.top_p, made.u)
+    return SamplingRows(*(t.to(device) for t in moved), made.all_greedy, made.no_filter)
+
+
+@pytest.mark.parametrize("vocab", [40, 5000])
+def test_same_tokens_as_the_reference(vocab: int, device: torch.device) -> None:
+    kinds = [
+        (0.0, 0, 1.0),
+        (1.0, 0, 1.0),
+        (0.7, 5, 1.0),
+        (1.3, 0, 0.8),
+        (1.0, 7, 0.5),
+        (2.0, 1, 1.0),
+    ]
+    rows = [(*kind, u) for kind in kinds for u in (0.0, 0.37, 0.93)]
+    logits = 3 * torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(vocab))
+    made = rows_of(rows, device)
+    tokens = torch.full((len(rows),), -1, dtype=torch.int32, device=device)
+    sampling.sample(logits.to(device), made, tokens)
+    assert tokens.tolist() == reference.sample(logits.to(device), made).tolist()
+
+
+def test_equal_weights_are_kept_together(device: torch.device) -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, -1.0]] * 4, device=device)
+    made = rows_of([(1.0, 2, 1.0, u) for u in (0.0, 0.4, 0.7, 0.999)], device)
+    tokens = torch.empty(4, dtype=torch.int32, device=device)
+    sampling.sample(logits, made, tokens)
+    assert tokens.tolist() == [1, 2, 3, 3]
+
+
+def test_best_of_tiles_takes_the_lowest_of_equals(device: torch.device) -> None:
+    value = torch.tensor([[1.0, 5.0], [3.0, 5.0], [3.0, 4.0]], device=device)
+    index = torch.tensor([[7, 2], [9, 12], [30, 31]], dtype=torch.int32, device=device)
+    tokens = torch.empty(2, dtype=torch.int32, device=device)
+    sampling.best_tile(value, index, tokens)
+    assert tokens.tolist() == [9, 2]
+
+
+def test_argmax_takes_the_lowest_of_equals(device: torch.device) -> None:
+    logits = torch.zeros(2, 5000, device=device)
+    logits[0, 4500] = logits[0, 300] = 1.0
+    tokens = torch.empty(2, dtype=torch.int32, device=device)
+    sampling.argmax(logits, tokens)
+    assert tokens.tolist() == [300, 0]
