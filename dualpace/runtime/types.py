@@ -51,7 +51,9 @@ class Request:
     prompt_len: int
     max_tokens: int  # output tokens at most, already clipped to the context limit
     arrival_s: float = 0.0
-    needs_last_token: bool = False  # sampling needs the token before on the host (penalties, grammar)
+    needs_last_token: bool = (
+        False  # sampling needs the token before on the host (penalties, grammar)
+    )
 
     order: int = -1  # place in arrival order, given by State.add
     owner: Owner = Owner.GPU

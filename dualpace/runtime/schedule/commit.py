@@ -66,6 +66,8 @@ def commit_gpu(state: State, decision: GpuRound) -> GpuStep | None:
 
 def commit_cpu(state: State, decision: CpuRound) -> CpuStep | None:
     """Commits a CPU decision; None if its batch is empty."""
+    if not (decision.decode or decision.displaced or decision.preempt):
+        return None  # nothing decided: rows in lockstep with the GPU (neo) stay where they are
     for request in decision.preempt:
         state.cpu_waiting.remove(request)
         state.recompute(request)
@@ -92,7 +94,9 @@ def swap_out(state: State, request: Request) -> Transfer:
     request.owner = Owner.CPU
     state.cpu_waiting.append(request)
     state.gpu_vacating += len(source)
-    return state.start_transfer(request, TransferKind.SWAP_OUT, source[:count], request.blocks, held=source)
+    return state.start_transfer(
+        request, TransferKind.SWAP_OUT, source[:count], request.blocks, held=source
+    )
 
 
 def swap_in(state: State, request: Request) -> Transfer:
@@ -122,6 +126,10 @@ def decode_rows(state: State, requests: list[Request], evictions: list[Transfer]
                 donor = next(t for t in evictions if t.held)
                 request.blocks.append(donor.held.pop())
                 state.gpu_vacating -= 1
+            if (
+                len(request.blocks) > request.peak_blocks
+            ):  # ahead of the round that outgrows the estimate
+                request.peak_blocks = len(request.blocks)
         request.kv_len = kv_len + 1
         request.in_flight += 1
         request.pins += 1
@@ -205,6 +213,7 @@ def host_sub_batches(
     state.cpu_waiting.clear()
     state.cpu_waiting.extend(r for r in everyone if r.id not in chosen)
     first, second = (
-        [host_row(state, request, RowKind.HOST_DECODE) for request in batch] for batch in sub_batches
+        [host_row(state, request, RowKind.HOST_DECODE) for request in batch]
+        for batch in sub_batches
     )
     return first, second

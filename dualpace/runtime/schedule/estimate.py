@@ -42,7 +42,9 @@ class Quantile:
 
     exact = False
 
-    def __init__(self, level: float = 0.9, first: int = 256, warmup: int = 32, window: int = 1024) -> None:
+    def __init__(
+        self, level: float = 0.9, first: int = 256, warmup: int = 32, window: int = 1024
+    ) -> None:
         self._level, self._first, self._warmup = level, first, warmup
         self._recent: deque[int] = deque(maxlen=window)
         self._sorted: list[int] = []
@@ -77,5 +79,7 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {"declared": Declared, "quantil
 def make_estimator(name: str) -> Estimator:
     """The estimator that `kv.output_estimate` names."""
     if name not in ESTIMATORS:
-        raise ConfigError(f"kv.output_estimate={name} is unknown: use one of {', '.join(ESTIMATORS)}")
+        raise ConfigError(
+            f"kv.output_estimate={name} is unknown: use one of {', '.join(ESTIMATORS)}"
+        )
     return ESTIMATORS[name]()

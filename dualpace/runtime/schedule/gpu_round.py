@@ -39,7 +39,9 @@ class Draft:
     def __init__(self, view: View) -> None:
         self.view = view
         self.round = GpuRound()
-        self.queue: list[Request] = list(view.gpu_running)  # Q_G after the decisions so far, arrival order
+        self.queue: list[Request] = list(
+            view.gpu_running
+        )  # Q_G after the decisions so far, arrival order
         self.runnable: list[Request] = []  # decodes whose next token fits
         self.waits = False
         self.rows = self.tokens = self.staged = 0
@@ -104,7 +106,9 @@ def restore_next_token_feasibility(draft: Draft) -> None:
     draft.peak = gpu_peak(draft.queue) + (view.partial.peak_blocks if view.partial else 0)
     draft.migration = draft.reserve(draft.queue, draft.peak)
     if short > 0 and (view.gpu_vacating or view.rounds_in_flight):
-        draft.waits = True  # re-evaluate the pressure once those copies, or the round in flight, are done
+        draft.waits = (
+            True  # re-evaluate the pressure once those copies, or the round in flight, are done
+        )
         return
     if short > 0:
         short = select_victims(draft, short)
@@ -184,7 +188,11 @@ def admit_decodes(draft: Draft) -> None:
     draft.round.decode = list(draft.runnable)
     draft.rows = draft.tokens = len(draft.runnable)
     for request in draft.view.marked:
-        if not draft.round.swap_out and draft.has_room_for_optional_row() and draft.promises_hbm(request):
+        if (
+            not draft.round.swap_out
+            and draft.has_room_for_optional_row()
+            and draft.promises_hbm(request)
+        ):
             reserve_mark(draft, request)
         else:
             draft.round.withdraw.append(request)
@@ -193,7 +201,11 @@ def admit_decodes(draft: Draft) -> None:
 def relieve_saturated_cpu_tier(draft: Draft) -> None:
     """A.1.4, second half: when the CPU batch is full and has a backlog, swap in before prompts take the HBM."""
     view = draft.view
-    if len(view.cpu_running) >= view.limits.cpu_rows and view.cpu_waiting and not draft.round.swap_out:
+    if (
+        len(view.cpu_running) >= view.limits.cpu_rows
+        and view.cpu_waiting
+        and not draft.round.swap_out
+    ):
         swap_in_ready_prefix(draft)
 
 
@@ -268,7 +280,9 @@ def continue_prompt(draft: Draft, request: Request) -> bool:
             return False
         draft.queue, draft.migration = queue, migration
     if chunk > 0:
-        add_prompt(draft, Prefill(request, chunk, request.estimated_output), draft.round.prefill_gpu)
+        add_prompt(
+            draft, Prefill(request, chunk, request.estimated_output), draft.round.prefill_gpu
+        )
     return chunk == rest
 
 
@@ -281,7 +295,9 @@ def prefill_to_gpu(draft: Draft, request: Request) -> bool:
         return False
     own = finish_peak(request, estimate)
     peak = draft.peak + own
-    queue = draft.queue if chunked else in_arrival_order(draft.queue, request)  # no chunked prompt is evicted
+    queue = (
+        draft.queue if chunked else in_arrival_order(draft.queue, request)
+    )  # no chunked prompt is evicted
     migration = migration_with(draft, queue, peak, request, own)
     if draft.slack + draft.migration - migration < draft.cpu_promise:
         return False
@@ -341,7 +357,9 @@ def in_arrival_order(queue: list[Request], request: Request) -> list[Request]:
     return [*queue[:place], request, *queue[place:]]
 
 
-def migration_with(draft: Draft, queue: list[Request], peak: int, candidate: Request, own: int) -> int:
+def migration_with(
+    draft: Draft, queue: list[Request], peak: int, candidate: Request, own: int
+) -> int:
     """Equation 4 for a queue in which the candidate's finish peak is `own`, not committed yet."""
     reserve = 0
     if peak > draft.view.gpu_capacity:
@@ -370,7 +388,11 @@ def use_residual_hbm(draft: Draft) -> None:
         return
     swap_in_ready_prefix(draft)
     for request in draft.view.cpu_waiting:  # yielded, and not taken in: the CPU may have it back
-        if request.marked and request not in draft.round.swap_in and request not in draft.round.withdraw:
+        if (
+            request.marked
+            and request not in draft.round.swap_in
+            and request not in draft.round.withdraw
+        ):
             release_mark(draft, request)
             draft.round.withdraw.append(request)
     if not draft.view.cpu_waiting:

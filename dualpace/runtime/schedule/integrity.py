@@ -37,7 +37,9 @@ def check_ownership(state: State) -> None:
     gpu: list[Request] = [*state.waiting, *state.gpu_running]
     cpu: list[Request] = [*state.cpu_waiting, *state.cpu_running]
     everyone = [*gpu, *cpu, *state.ending.values()]
-    assert len(everyone) == len({r.id for r in everyone}) == len(state.requests), "a request has two places or none"
+    assert len(everyone) == len({r.id for r in everyone}) == len(state.requests), (
+        "a request has two places or none"
+    )
     assert all(state.requests.get(r.id) is r for r in everyone), "a queue holds a stranger"
     assert all(r.owner is Owner.GPU for r in gpu) and all(r.owner is Owner.CPU for r in cpu)
     assert all(r.phase is Phase.WAITING for r in state.waiting)
@@ -45,10 +47,14 @@ def check_ownership(state: State) -> None:
     assert all(r.phase is Phase.ENDED for r in state.lingering.values())
     fresh = [r.order for r in state.waiting if not r.blocks]
     assert fresh == sorted(fresh), "waiting is not in arrival order"
-    assert not any(r.blocks for r in list(state.waiting)[1:]), "only the head of waiting is in progress"
+    assert not any(r.blocks for r in list(state.waiting)[1:]), (
+        "only the head of waiting is in progress"
+    )
     orders = [r.order for r in state.gpu_running]
     assert orders == sorted(orders), "GPU decodes are not in arrival order"
-    assert all(r.marked for r in state.marked) and len(set(map(id, state.marked))) == len(state.marked)
+    assert all(r.marked for r in state.marked) and len(set(map(id, state.marked))) == len(
+        state.marked
+    )
     assert {r.id for r in everyone if r.marked} == {r.id for r in state.marked}
     assert all(r.owner is Owner.CPU for r in state.marked), "only CPU-owned requests are marked"
 
@@ -58,11 +64,17 @@ def check_counts(state: State) -> None:
     writes = [t for t in state.transfers.values() if t.request.owner is Owner.CPU]
     assert state.planned == sum(len(t.dst_blocks) for t in writes)
     assert state.gpu_vacating == sum(len(t.held) for t in writes)
-    rows = [row for step in state.gpu_in_flight for row in (*step.rows, *step.host_rows[0], *step.host_rows[1])]
+    rows = [
+        row
+        for step in state.gpu_in_flight
+        for row in (*step.rows, *step.host_rows[0], *step.host_rows[1])
+    ]
     rows += state.cpu_in_flight.rows if state.cpu_in_flight else []
     touching = [row.request for row in rows] + [t.request for t in state.transfers.values()]
     for request in (*state.requests.values(), *state.lingering.values()):
-        assert request.pins == sum(r is request for r in touching), f"request {request.id} is pinned wrongly"
+        assert request.pins == sum(r is request for r in touching), (
+            f"request {request.id} is pinned wrongly"
+        )
         sampling = sum(row.request is request and row.sample for row in rows)
         assert request.in_flight == sampling, f"request {request.id} has other tokens in flight"
 
@@ -74,5 +86,7 @@ def check_requests(state: State) -> None:
         assert 0 <= request.num_output + request.in_flight <= request.max_tokens
         if request.phase is Phase.DECODING:
             stored = request.prompt_len + request.num_output + request.in_flight - 1
-            assert request.kv_len == stored, f"request {request.id} stores {request.kv_len}, not {stored}"
+            assert request.kv_len == stored, (
+                f"request {request.id} stores {request.kv_len}, not {stored}"
+            )
             assert request.peak_blocks >= len(request.blocks) or not state.policy.guards_host

@@ -55,12 +55,14 @@ class Limits:
         """Tokens of KV that one request may reach with these pools (usable blocks), however it is placed.
 
         Any prefill may have to be repeated with all outputs so far: in HBM in chunks, to the host in one
-        forward. A request of `prompt_len + max_tokens <= context_limit` always finishes.
+        forward. A request with `prompt_len + max_tokens - 1 <= context_limit` always finishes.
         """
         host = min(host_capacity * BLOCK_TOKENS, self.host_prompt)
         return max(gpu_capacity * BLOCK_TOKENS, host)
 
-    def admit_length(self, prompt_len: int, max_tokens: int, gpu_capacity: int, host_capacity: int) -> None:
+    def admit_length(
+        self, prompt_len: int, max_tokens: int, gpu_capacity: int, host_capacity: int
+    ) -> None:
         """Raises RequestTooLong for a request that could get stuck, whatever the load."""
         if prompt_len < 1 or max_tokens < 1:
             raise RequestTooLong(

@@ -50,10 +50,14 @@ class GpuRound:
 class CpuRound:
     """A policy's decision for the CPU engine."""
 
-    decode: list[Request] = field(default_factory=list)  # the batch, which is the next running queue
+    decode: list[Request] = field(
+        default_factory=list
+    )  # the batch, which is the next running queue
     displaced: list[Request] = field(default_factory=list)  # leave running for the front of waiting
     admitted: int = 0  # how many of `decode`, its last ones, come from the head of waiting
-    preempt: list[Request] = field(default_factory=list)  # from waiting: dropped and recomputed later
+    preempt: list[Request] = field(
+        default_factory=list
+    )  # from waiting: dropped and recomputed later
 
 
 class RowKind(IntEnum):
@@ -73,7 +77,9 @@ class Row:
     kind: RowKind
     start: int  # position of the first token computed now
     num_tokens: int  # 1 for a decode
-    blocks: list[int]  # the first ceil(context_len / 16) ids are this row's; the list may grow later
+    blocks: list[
+        int
+    ]  # the first ceil(context_len / 16) ids are this row's; the list may grow later
     sample: bool = True  # False for a chunk that is not the prompt's last
     transfer_id: int = -1  # of a PREFILL_CPU's layer-wise copies
 
@@ -98,7 +104,9 @@ class Transfer:
     kind: TransferKind
     src_blocks: list[int]
     dst_blocks: list[int]
-    held: list[int]  # source blocks to free at the report; a round's own decodes may take some before
+    held: list[
+        int
+    ]  # source blocks to free at the report; a round's own decodes may take some before
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,21 +80,30 @@ class State:
 
     @property
     def context_limit(self) -> int:
-        """Tokens of prompt and output together that any request may have here."""
-        return self.limits.context_limit(self.gpu_pool.capacity, self.host_pool.capacity)
+        """Tokens of KV that one request may reach: `prompt_len + max_tokens - 1` at most."""
+        return self.limits.context_limit(self.gpu_pool.capacity, self._host_alone)
+
+    @property
+    def _host_alone(self) -> int:
+        """Host blocks that one request may count on without HBM."""
+        return self.host_pool.capacity if self.policy.has_cpu_engine else 0
 
     @property
     def idle(self) -> bool:
         """Nobody is left and nothing is in flight."""
         return not (
-            self.requests or self.lingering or self.transfers or self.gpu_in_flight or self.cpu_in_flight
+            self.requests
+            or self.lingering
+            or self.transfers
+            or self.gpu_in_flight
+            or self.cpu_in_flight
         )
 
     def add(self, request: Request) -> None:
         """Joins the tail of waiting. Raises RequestTooLong if it could never finish here."""
         assert request.id not in self.requests, f"request {request.id} is already here"
         self.limits.admit_length(
-            request.prompt_len, request.max_tokens, self.gpu_pool.capacity, self.host_pool.capacity
+            request.prompt_len, request.max_tokens, self.gpu_pool.capacity, self._host_alone
         )
         request.order = self._num_added
         self._num_added += 1
@@ -142,13 +151,20 @@ class State:
         """
         assert self.gpu_in_flight and self.gpu_in_flight[0] is step, "steps are applied in order"
         self.gpu_in_flight.popleft()
+        self._end_lockstep(step)
         return self._apply(step, [*step.rows, *step.host_rows[0], *step.host_rows[1]], finished)
+
+    def _end_lockstep(self, step: GpuStep) -> None:
+        """Host rows of a GPU step (neo) are CPU-running for that step only."""
+        if any(step.host_rows):
+            self.cpu_waiting.extendleft(reversed(self.cpu_running))
+            self.cpu_running = []
 
     # --- the CPU engine -----------------------------------------------------------------------------------
 
     def schedule_cpu(self) -> CpuStep | None:
         """Decides and commits the next CPU round; None if one is in flight or there is nothing to run now."""
-        if self.cpu_in_flight is not None:
+        if self.cpu_in_flight is not None or not self.policy.has_cpu_engine:
             return None
         while True:
             decision = self.policy.cpu_round(self.view())
@@ -162,7 +178,9 @@ class State:
         self.cpu_in_flight = None
         return self._apply(step, step.rows, finished)
 
-    def _apply(self, step: GpuStep | CpuStep, rows: Iterable[Row], finished: Collection[int]) -> Applied:
+    def _apply(
+        self, step: GpuStep | CpuStep, rows: Iterable[Row], finished: Collection[int]
+    ) -> Applied:
         applied = Applied(step, [], [], [], [])
         for row in rows:
             request = row.request
@@ -189,13 +207,20 @@ class State:
     def _outgrow(self, request: Request) -> None:
         """The answer is longer than was thought: a new estimate, so a higher finish peak."""
         request.estimated_output = self.estimator.estimate(request.num_output, request.max_tokens)
-        assert request.estimated_output > request.num_output, "an estimate leaves room for the next token"
+        assert request.estimated_output > request.num_output, (
+            "an estimate leaves room for the next token"
+        )
         request.peak_blocks = finish_peak(request, request.estimated_output)
 
     # --- copies -------------------------------------------------------------------------------------------
 
     def start_transfer(
-        self, request: Request, kind: TransferKind, source: list[int], target: list[int], held: list[int]
+        self,
+        request: Request,
+        kind: TransferKind,
+        source: list[int],
+        target: list[int],
+        held: list[int],
     ) -> Transfer:
         """Registers a copy that pins the request until it is reported."""
         self._num_transfers += 1
@@ -207,7 +232,9 @@ class State:
     def transfer_done(self, transfer_ids: Iterable[int]) -> None:
         """Reports copies whose last event has fired. Reports of a lost worker's copies are void."""
         for transfer_id in transfer_ids:
-            assert 0 < transfer_id <= self._num_transfers, f"transfer {transfer_id} was never started"
+            assert 0 < transfer_id <= self._num_transfers, (
+                f"transfer {transfer_id} was never started"
+            )
             transfer = self.transfers.pop(transfer_id, None)
             if transfer is None:
                 continue  # voided by lose_gpu
@@ -237,6 +264,7 @@ class State:
         if self.waiting and self.waiting[0].blocks:
             lost[self.waiting[0].id] = self.waiting[0]
         for step in self.gpu_in_flight:
+            self._end_lockstep(step)
             for row in step.rows:
                 row.request.pins -= 1
                 row.request.in_flight -= row.sample
@@ -250,7 +278,9 @@ class State:
         self.transfers.clear()
         for request in (*lost.values(), *list(self.lingering.values())):
             self._release_if_unpinned(request)
-        alive = sorted((r for r in lost.values() if r.phase is not Phase.ENDED), key=lambda r: r.order)
+        alive = sorted(
+            (r for r in lost.values() if r.phase is not Phase.ENDED), key=lambda r: r.order
+        )
         for request in alive:
             self._leave_queues(request)
             self.recompute(request)
@@ -291,7 +321,9 @@ class State:
         The prompt in progress keeps the head: it holds blocks that anybody before it may be waiting for.
         """
         assert request.ready, f"request {request.id} is touched by something in flight"
-        (self.preempted_gpu if request.owner is Owner.GPU else self.preempted_cpu).append(request.id)
+        (self.preempted_gpu if request.owner is Owner.GPU else self.preempted_cpu).append(
+            request.id
+        )
         place = bisect_left(self.gpu_running, request.order, key=_order)
         if place < len(self.gpu_running) and self.gpu_running[place] is request:
             del self.gpu_running[place]

@@ -28,7 +28,9 @@ class View:
     gpu_vacating: int  # blocks of swapped-out requests whose copies are not reported yet
     host_free: int
     envelope: HostEnvelope
-    rounds_in_flight: int  # GPU rounds committed and not applied: 1 when this one is scheduled ahead
+    rounds_in_flight: (
+        int  # GPU rounds committed and not applied: 1 when this one is scheduled ahead
+    )
     transfers_in_flight: int
     staging_busy: bool  # Prefill-to-CPU copies are outstanding
     estimate: Callable[[int, int], int]  # (outputs so far, max_tokens) -> outputs expected in all
@@ -43,7 +45,9 @@ class View:
     def hbm_unpromised(self) -> int:
         """HBM blocks beyond the finish peaks of all GPU-owned requests."""
         partial = self.partial
-        return self.gpu_capacity - gpu_peak(self.gpu_running) - (partial.peak_blocks if partial else 0)
+        return (
+            self.gpu_capacity - gpu_peak(self.gpu_running) - (partial.peak_blocks if partial else 0)
+        )
 
     def estimated_output(self, request: Request) -> int:
         """Outputs expected in all of a request that is about to be prefilled."""

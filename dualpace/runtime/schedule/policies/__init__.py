@@ -12,6 +12,9 @@ class Policy(Protocol):
     """Two pure functions of a view, and what the state must know about them."""
 
     uses_host: bool  # False: the host pool stays empty
+    has_cpu_engine: (
+        bool  # host-resident requests decode by themselves, so one may be longer than HBM
+    )
     guards_host: bool  # it keeps Equation 2
 
     def gpu_round(self, view: View) -> GpuRound:

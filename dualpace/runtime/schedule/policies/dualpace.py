@@ -10,6 +10,7 @@ class DualPace:
     """Appendix A.1 and A.2."""
 
     uses_host = True
+    has_cpu_engine = True
     guards_host = True
 
     def gpu_round(self, view: View) -> GpuRound:

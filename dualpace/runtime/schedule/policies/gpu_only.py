@@ -9,6 +9,7 @@ class GpuOnly:
     """Running decodes first; prompts in chunks up to the soft token limit; the youngest is dropped under pressure."""
 
     uses_host = False
+    has_cpu_engine = False
     guards_host = False
 
     def gpu_round(self, view: View) -> GpuRound:
