@@ -5,36 +5,13 @@ changes nothing, so a repeated iteration is harmless. This file knows nothing ab
 blocks.
 """
 
-import functools
-from typing import Any
-
 import numpy as np
 import torch
-from numba import carray, cfunc, types
 from torch import Tensor
 
+from dualpace.cpu import append_kernel as kernel
 from dualpace.cpu.openmp import parallel
 from dualpace.cpu.plan import BLOCK_TOKENS
-from dualpace.cpu.primitives import fetch_add, int64_at, uint16_at
-
-(
-    NEXT_ROW,  # atomic; the caller sets it to 0
-    NUM_ROWS,
-    SLOTS,
-    KEY,
-    KEY_STRIDE,
-    VALUE,
-    VALUE_STRIDE,
-    HEADS,
-    CACHE,
-    BLOCK_STRIDE,
-    CACHE_VALUE_STRIDE,
-    HEAD_STRIDE,
-    HALVES,  # 16-bit units of one head's row
-    NUM_FIELDS,
-) = range(14)
-
-_ROWS_AT_ONCE = 8
 
 
 def slots_of(block_tables: Tensor, positions: Tensor) -> Tensor:
@@ -72,36 +49,24 @@ def kv_append(k: Tensor, v: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
     if low < 0 or high >= kv_cache.shape[0] * BLOCK_TOKENS:
         raise ValueError(f"a slot lies outside the cache's {kv_cache.shape[0]} blocks")
     size = k.element_size()
-    block = np.zeros(NUM_FIELDS, np.int64)
-    block[NUM_ROWS], block[SLOTS], block[HEADS] = num_rows, slots.data_ptr(), heads
-    block[KEY], block[KEY_STRIDE] = k.data_ptr(), k.stride(0) * size
-    block[VALUE], block[VALUE_STRIDE] = v.data_ptr(), v.stride(0) * size
-    block[CACHE], block[BLOCK_STRIDE] = kv_cache.data_ptr(), kv_cache.stride(0) * size
-    block[CACHE_VALUE_STRIDE] = kv_cache.stride(1) * size
-    block[HEAD_STRIDE], block[HALVES] = kv_cache.stride(2) * size, dim * size // 2
-    threads = min(torch.get_num_threads(), -(-num_rows // _ROWS_AT_ONCE))
-    parallel(append_kernel(), block.ctypes.data, threads)
-
-
-@functools.cache
-def append_kernel() -> int:
-    """Address of the kernel `void f(int64 *block)`; one serves every shape and dtype."""
-
-    def kernel(block: Any) -> None:
-        a = carray(int64_at(block), (NUM_FIELDS,))
-        slots = carray(int64_at(a[SLOTS]), (a[NUM_ROWS],))
-        n = a[HALVES]
-        first = fetch_add(block + NEXT_ROW * 8, _ROWS_AT_ONCE)
-        while first < a[NUM_ROWS]:
-            for row in range(first, min(first + _ROWS_AT_ONCE, a[NUM_ROWS])):
-                place = a[CACHE] + slots[row] // BLOCK_TOKENS * a[BLOCK_STRIDE]
-                place += slots[row] % BLOCK_TOKENS * n * 2
-                for h in range(a[HEADS]):
-                    key = carray(uint16_at(a[KEY] + row * a[KEY_STRIDE] + h * n * 2), (n,))
-                    value = carray(uint16_at(a[VALUE] + row * a[VALUE_STRIDE] + h * n * 2), (n,))
-                    to = place + h * a[HEAD_STRIDE]
-                    carray(uint16_at(to), (n,))[:] = key
-                    carray(uint16_at(to + a[CACHE_VALUE_STRIDE]), (n,))[:] = value
-            first = fetch_add(block + NEXT_ROW * 8, _ROWS_AT_ONCE)
-
-    return int(cfunc(types.void(types.intp), cache=True)(kernel).address)
+    block = np.array(
+        [
+            0,
+            num_rows,
+            slots.data_ptr(),
+            k.data_ptr(),
+            k.stride(0) * size,
+            v.data_ptr(),
+            v.stride(0) * size,
+            heads,
+            kv_cache.data_ptr(),
+            kv_cache.stride(0) * size,
+            kv_cache.stride(1) * size,
+            kv_cache.stride(2) * size,
+            dim * size // 2,
+        ],
+        np.int64,
+    )
+    assert len(block) == kernel.NUM_FIELDS
+    threads = min(torch.get_num_threads(), -(-num_rows // kernel.ROWS_AT_ONCE))
+    parallel(kernel.append_kernel(), block.ctypes.data, threads)

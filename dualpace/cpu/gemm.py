@@ -1,0 +1,147 @@
+"""Linear layers on AMX tiles: weights in tile order, float32 sums, fused epilogues, bf16 out.
+
+For 1 to a few hundred rows. A weight is read once a call whatever the rows; few rows are limited by
+that read, many by the tile unit. This file knows nothing about models, and needs the tile unit only
+to run, not to be imported or compiled.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualpace.cpu import amx_ir, amx_probe
+from dualpace.cpu import gemm_kernel as kernel
+from dualpace.cpu.isa import Level, detected
+from dualpace.cpu.memory import huge_empty
+from dualpace.cpu.openmp import parallel
+
+MAX_ROWS = 512
+# Chosen so that sums, activations and two pieces of weights share a second-level cache of 2 MiB.
+_SUMS_BYTES = 1 << 18
+_K_BLOCK = 32  # tiles, 1,024 inputs
+
+
+class Epilogue(IntEnum):
+    """What happens to the sums before they are rounded to bf16."""
+
+    PLAIN = amx_ir.PLAIN
+    ADD = amx_ir.ADD  # a residual is added
+    SILU_MUL = amx_ir.SILU_MUL  # the weight is [gate; up]: silu(gate) * up, half as many outputs
+
+
+def fits(out_features: int, in_features: int) -> bool:
+    """Whether the tile GEMM takes a weight of this size: both multiples of 32."""
+    return out_features % 32 == 0 and in_features % 32 == 0
+
+
+class TileLinear:
+    """x [rows, in] bf16 -> [rows, out] bf16 for one weight [out, in], which is copied.
+
+    native=False computes the same without a tile unit, slowly (tests).
+    Raises ValueError for a weight that is not bf16 or does not fit (see `fits`), RuntimeError if
+    the tile unit cannot be used here.
+    """
+
+    def __init__(
+        self, weight: Tensor, epilogue: Epilogue = Epilogue.PLAIN, native: bool = True
+    ) -> None:
+        outputs, inputs = weight.shape
+        if weight.dtype != torch.bfloat16 or not fits(outputs, inputs):
+            raise ValueError(
+                f"a tile weight is bf16 with sizes that are multiples of 32, not {weight.dtype} "
+                f"[{outputs}, {inputs}]"
+            )
+        if native and not (detected().has(Level.AMX) and amx_probe.request_permission()):
+            raise RuntimeError(f"AMX tiles cannot be used here ({detected().reason})")
+        self.epilogue, self.inputs = epilogue, inputs
+        self.outputs = outputs // 2 if epilogue == Epilogue.SILU_MUL else outputs
+        self._pairs = outputs // 32
+        self._weight = _in_tile_order(weight, halves_beside=epilogue == Epilogue.SILU_MUL)
+        self._config = torch.frombuffer(bytearray(amx_probe.tile_config()), dtype=torch.uint8)
+        self._function = kernel.gemm_kernel(native)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """x [rows, in]; residual [rows, out] with ADD only; out [rows, out], made if not given."""
+        rows = x.shape[0]
+        out = x.new_empty(rows, self.outputs) if out is None else out
+        other = residual if residual is not None else out
+        self._check(x, residual, out)
+        for first in range(0, rows, MAX_ROWS):
+            piece = slice(first, first + MAX_ROWS)
+            self._run(x[piece], other[piece], out[piece])
+        return out
+
+    def _run(self, x: Tensor, other: Tensor, out: Tensor) -> None:
+        rows, k_tiles, threads = x.shape[0], self.inputs // 32, torch.get_num_threads()
+        row_tiles = -(-rows // amx_ir.ROWS)
+        group = group_pairs(self._pairs, threads, row_tiles)
+        tiles = torch.empty(row_tiles * k_tiles * amx_ir.TILE, dtype=torch.uint8)
+        sums_bytes = group * -(-row_tiles // 2) * 4 * amx_ir.TILE
+        sums = torch.empty(threads * sums_bytes, dtype=torch.uint8)
+        block = np.array(
+            [
+                *[0] * 4,
+                self._config.data_ptr(),
+                rows,
+                k_tiles,
+                min(_K_BLOCK, k_tiles),
+                self._pairs // group,
+                group,
+                x.data_ptr(),
+                x.stride(0) * 2,
+                tiles.data_ptr(),
+                self._weight.data_ptr(),
+                out.data_ptr(),
+                out.stride(0) * 2,
+                other.data_ptr(),
+                other.stride(0) * 2,
+                sums.data_ptr(),
+                sums_bytes,
+                self.epilogue,
+            ],
+            np.int64,
+        )
+        assert len(block) == kernel.NUM_FIELDS
+        parallel(self._function, block.ctypes.data, threads)
+
+    def _check(self, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
+        if (residual is not None) != (self.epilogue == Epilogue.ADD):
+            raise ValueError("a residual is given with the epilogue ADD, and only then")
+        for name, tensor, width in (
+            ("x", x, self.inputs),
+            ("residual", residual, self.outputs),
+            ("out", out, self.outputs),
+        ):
+            if tensor is None:
+                continue
+            shaped = tensor.shape == (x.shape[0], width) and tensor.stride(1) == 1
+            if not shaped or tensor.dtype != torch.bfloat16:
+                raise ValueError(f"{name} must be bf16 [{x.shape[0]}, {width}] with whole rows")
+
+
+def group_pairs(pairs: int, threads: int, row_tiles: int) -> int:
+    """Pairs of output tiles that a thread takes at a time: the division of work with the shortest
+    longest share, and the largest such group whose sums fit the cache.
+    """
+    most = max(1, _SUMS_BYTES // (-(-row_tiles // 2) * 4 * amx_ir.TILE))
+    sizes = [n for n in range(1, min(most, pairs, 8) + 1) if pairs % n == 0]
+    return min(sizes, key=lambda n: (-(-(pairs // n) // threads) * n, -n))
+
+
+def _in_tile_order(weight: Tensor, halves_beside: bool) -> Tensor:
+    """[out, in] as tiles [out / 32, in / 32, 2, 16 pairs of inputs, 16 outputs, 2].
+
+    halves_beside: a pair holds 16 outputs of the first half and the same 16 of the second.
+    """
+    outputs, inputs = weight.shape
+    if halves_beside:
+        by_pair = weight.view(2, outputs // 32, 16, inputs).transpose(0, 1)
+    else:
+        by_pair = weight.view(outputs // 32, 2, 16, inputs)
+    tiles = by_pair.reshape(outputs // 32, 2, 16, inputs // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
+    packed = huge_empty(weight.numel() * 2).view(torch.bfloat16).view(tiles.shape)
+    return packed.copy_(tiles)

@@ -1,0 +1,117 @@
+"""The tile GEMM: arithmetic through a stand-in for the tile unit, instructions by reading them."""
+
+import pytest
+import torch
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from dualpace.cpu import amx_ir
+from dualpace.cpu.gemm import Epilogue, TileLinear, fits, group_pairs
+from dualpace.cpu.isa import Level, detected
+
+# On a CPU with AMX the unit itself is tested.
+NATIVE = detected().has(Level.AMX)
+
+
+def bf16(*size: int) -> torch.Tensor:
+    return torch.randn(*size).to(torch.bfloat16)
+
+
+def expected(
+    x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, residual: torch.Tensor | None
+) -> torch.Tensor:
+    y = x.double() @ weight.double().T
+    if epilogue == Epilogue.SILU_MUL:
+        gate, up = y.chunk(2, 1)
+        return torch.nn.functional.silu(gate) * up
+    return y if residual is None else y + residual.double()
+
+
+@pytest.mark.parametrize("epilogue", Epilogue)
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 33, 48, 64])
+def test_matches_float64(rows: int, epilogue: Epilogue) -> None:
+    outputs, inputs = 192, 96
+    x, weight = bf16(rows, inputs), bf16(outputs, inputs)
+    linear = TileLinear(weight, epilogue, NATIVE)
+    residual = bf16(rows, outputs) if epilogue == Epilogue.ADD else None
+    out = torch.full((rows + 1, linear.outputs), float("nan"), dtype=torch.bfloat16)
+    linear(x, residual, out[:rows])
+    assert out[rows].isnan().all()
+    exact = expected(x, weight, epilogue, residual)
+    torch.testing.assert_close(out[:rows].double(), exact, rtol=2**-8, atol=1e-3)
+
+
+def test_many_blocks_of_inputs_and_strided_rows() -> None:
+    wide, weight = bf16(20, 3000), bf16(64, 2080)  # 65 tiles: two whole blocks and one tile
+    x = wide[:, 500:2580]
+    exact = x.double() @ weight.double().T
+    result = TileLinear(weight, Epilogue.PLAIN, NATIVE)(x)
+    torch.testing.assert_close(result.double(), exact, rtol=2**-8, atol=1e-2)
+
+
+def test_more_rows_than_one_piece() -> None:
+    x, weight = bf16(530, 32), bf16(32, 32)
+    result = TileLinear(weight, Epilogue.PLAIN, NATIVE)(x)
+    torch.testing.assert_close(
+        result.double(), x.double() @ weight.double().T, rtol=2**-8, atol=1e-3
+    )
+
+
+def test_silu_of_large_gates_is_a_number() -> None:
+    weight = torch.eye(32).to(torch.bfloat16)
+    x = torch.full((2, 32), 1e4, dtype=torch.bfloat16)
+    x[1, :16] = -1e4
+    y = TileLinear(weight, Epilogue.SILU_MUL, NATIVE)(x).float()
+    torch.testing.assert_close(y[0], x[0, :16].float() * x[0, 16:].float(), rtol=2**-8, atol=0)
+    assert (y[1].abs() < 1e-20).all()
+
+
+def test_misfits_are_refused() -> None:
+    assert fits(576, 1536) and not fits(100, 64)
+    with pytest.raises(ValueError, match="multiples of 32"):
+        TileLinear(bf16(100, 64), native=NATIVE)
+    linear = TileLinear(bf16(64, 32), native=NATIVE)
+    if not NATIVE:
+        with pytest.raises(RuntimeError, match="AMX"):
+            TileLinear(bf16(64, 32))
+    with pytest.raises(ValueError, match="residual"):
+        linear(bf16(2, 32), bf16(2, 64))
+    with pytest.raises(ValueError, match="x must be"):
+        linear(bf16(2, 64))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "threads", "row_tiles", "longest"),
+    [(896, 16, 16, 56), (192, 16, 16, 12), (128, 16, 4, 8), (18, 16, 1, 2), (128, 13, 1, 10)],
+)
+def test_groups_divide_the_work(pairs: int, threads: int, row_tiles: int, longest: int) -> None:
+    size = group_pairs(pairs, threads, row_tiles)
+    assert pairs % size == 0
+    assert -(-(pairs // size) // threads) * size == longest
+
+
+def assembly(build: "object", *args: object) -> str:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = ir.Module()
+    build(module, *args).linkage = "external"  # type: ignore[operator]
+    target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
+    machine = target.create_target_machine(cpu="sapphirerapids", opt=3)
+    return machine.emit_assembly(llvm.parse_assembly(str(module)))
+
+
+@pytest.mark.parametrize("row_tiles", [1, 2])
+def test_inner_loop_is_tiles_only(row_tiles: int) -> None:
+    text = assembly(amx_ir.tile_function, row_tiles, True)
+    assert text.count("tdpbf16ps") == 2 * row_tiles
+    assert text.count("tileloadd") == 2 * row_tiles + row_tiles + 2  # sums, left, right
+    assert text.count("tilestored") == text.count("tilezero") == 2 * row_tiles
+    assert "prefetcht1" in text
+    assert "%zmm" not in text
+
+
+@pytest.mark.parametrize("kind", Epilogue)
+def test_epilogues_convert_whole_vectors(kind: Epilogue) -> None:
+    text = assembly(amx_ir.epilogue_function, int(kind), True)
+    assert text.count("vcvtneps2bf16") == (1 if kind == Epilogue.SILU_MUL else 2)
+    assert "%zmm" in text
