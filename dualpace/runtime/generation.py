@@ -31,6 +31,14 @@ class Tokenizer(Protocol):
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
 
 
+def load_tokenizer(source: str) -> Tokenizer:
+    """The tokenizer of the model that `model.source` names."""
+    from dualpace.graphs.source import resolve_source
+    from dualpace.graphs.tokenizer import load_tokenizer
+
+    return load_tokenizer(resolve_source(source))
+
+
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The prompt of a conversation. Raises the tokenizer's ChatError for one that it cannot put."""
     return tokenizer.encode(tokenizer.chat(messages), add_special_tokens=False)

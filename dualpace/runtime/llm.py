@@ -22,7 +22,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.engine_client import ENGINE_MODULE, ENGINES, EngineClient, StartFailed
-from dualpace.runtime.generation import Tokenizer, check_prompt, encode_chat, generate
+from dualpace.runtime.generation import (
+    Tokenizer,
+    check_prompt,
+    encode_chat,
+    generate,
+    load_tokenizer,
+)
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.sampling_params import SamplingParams
 
@@ -53,36 +59,34 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **overrides: Any) -> None:
-        from dualpace.config import load
+        from dualpace.config import load as load_config
         from dualpace.runtime.resolve import resolve
 
         if model is not None:
             overrides = {"model.source": model, **overrides}
-        plan = resolve(load(*(override(key, value) for key, value in overrides.items())))
-        self._start(plan, ENGINE_MODULE, None)
+        plan = resolve(load_config(*(override(key, value) for key, value in overrides.items())))
+        self._start(plan, ENGINE_MODULE, load_tokenizer)
 
     @classmethod
     def from_plan(
         cls,
         plan: Plan,
         engine_module: str = ENGINE_MODULE,
-        load_tokenizer: Callable[[str], Tokenizer] | None = None,
+        load: Callable[[str], Tokenizer] = load_tokenizer,
     ) -> Self:
         """An LLM for a plan that is resolved already."""
         llm = cls.__new__(cls)
-        llm._start(plan, engine_module, load_tokenizer)
+        llm._start(plan, engine_module, load)
         return llm
 
-    def _start(
-        self, plan: Plan, engine_module: str, load: Callable[[str], Tokenizer] | None
-    ) -> None:
+    def _start(self, plan: Plan, engine_module: str, load: Callable[[str], Tokenizer]) -> None:
         self.plan = plan
         self._client = EngineClient.launch(plan, engine_module)
         self._loop = _LoopThread()
         self._finalizer = weakref.finalize(self, _end, self._client, self._loop)
         try:
             self._loop.run(self._client.connect())
-            self._tokenizer = (load or _load_tokenizer)(plan.model.source)
+            self._tokenizer = load(plan.model.source)
             self._wait_ready()
         except BaseException:
             self.close()
@@ -269,13 +273,6 @@ def override(key: str, value: Any) -> str:
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-
-
-def _load_tokenizer(source: str) -> Tokenizer:
-    from dualpace.graphs.source import resolve_source
-    from dualpace.graphs.tokenizer import load_tokenizer
-
-    return load_tokenizer(resolve_source(source))
 
 
 def _end(client: EngineClient, loop: _LoopThread) -> None:

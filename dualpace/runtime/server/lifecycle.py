@@ -19,20 +19,21 @@ import uvicorn
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.engine_client import ENGINE_MODULE, EngineClient, StartFailed
-from dualpace.runtime.generation import Tokenizer
+from dualpace.runtime.generation import Tokenizer, load_tokenizer
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.server.app import build_app
 from dualpace.runtime.server.service import Service
 
 log = logging.getLogger(__name__)
 
+_KEEP_ALIVE_S = 60  # idle clients that come back later need no new connection
 _LAST_WORDS_S = 2  # for answers that were cut off to reach their clients
 
 
 def serve(
     plan: Plan,
     engine_module: str = ENGINE_MODULE,
-    load: Callable[[str], Tokenizer] | None = None,
+    load: Callable[[str], Tokenizer] = load_tokenizer,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then returns. Call it from the main thread.
 
@@ -41,23 +42,16 @@ def serve(
     """
     sock = _bind(plan.server.host, plan.server.port)
     client = EngineClient.launch(plan, engine_module)
-    if plan.runtime.cores:
-        os.sched_setaffinity(0, plan.runtime.cores)
+    if plan.server.cores:
+        os.sched_setaffinity(0, plan.server.cores)
     try:
-        failure = asyncio.run(_Life(client, sock, load or _load_tokenizer).run())
+        failure = asyncio.run(_Life(client, sock, load).run())
     finally:
         if client.process.poll() is None:
             client.kill()
             client.process.wait()
     if failure is not None:
         raise failure
-
-
-def _load_tokenizer(source: str) -> Tokenizer:
-    from dualpace.graphs.source import resolve_source
-    from dualpace.graphs.tokenizer import load_tokenizer
-
-    return load_tokenizer(resolve_source(source))
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -105,6 +99,10 @@ class _Life:
             log_config=None,
             log_level="warning",
             access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
             lifespan="off",
             timeout_graceful_shutdown=_LAST_WORDS_S,
         )

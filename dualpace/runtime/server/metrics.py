@@ -94,6 +94,8 @@ class Metrics:
 
     async def render(self) -> bytes:
         """The exposition text. An engine that does not answer leaves its last snapshot standing."""
+        if not self._client.is_ready:  # it may be busy with its start
+            return generate_latest(self._registry)
         try:
             self._engine.snapshot = await self._client.stats(_STATS_TIMEOUT_S)
             self._engine.answered = True
@@ -102,10 +104,10 @@ class Metrics:
         return generate_latest(self._registry)
 
     async def observe(
-        self, pieces: AsyncGenerator[Piece, None], prompt_len: int
+        self, pieces: AsyncGenerator[Piece, None], prompt_len: int, arrival_s: float
     ) -> AsyncGenerator[Piece, None]:
-        """Passes one answer's pieces on, and counts them."""
-        arrival_s = last_s = time.monotonic()
+        """Passes one answer's pieces on, and counts them; `arrival_s` of `time.monotonic()`."""
+        last_s = arrival_s
         first_s: float | None = None
         num_tokens = 0
         reason: str | None = None

@@ -1,6 +1,7 @@
 """From a checked request to a job: admission, tokenizing, clipping. What the routes share."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
@@ -60,6 +61,7 @@ class Service:
         return self.tokenizer
 
     async def completion(self, request: CompletionRequest) -> Job:
+        arrival_s = time.monotonic()
         tokenizer = self.admit(request.model)
         request.check()
         params = request.params()
@@ -71,16 +73,17 @@ class Service:
                 prompts.append(prompt)
         if not prompts:
             raise InvalidParameter("prompt", "The prompt is empty.")
-        return self._job(CompletionShape(), tokenizer, prompts, params, request)
+        return self._job(CompletionShape(), tokenizer, prompts, params, request, arrival_s)
 
     async def chat(self, request: ChatRequest) -> Job:
+        arrival_s = time.monotonic()
         tokenizer = self.admit(request.model)
         request.check()
         params = request.params()
         messages = request.conversation()
         size = sum(len(message["content"]) for message in messages)
         prompt = await _off_loop(size, encode_chat, tokenizer, messages)
-        return self._job(ChatShape(), tokenizer, [prompt], params, request)
+        return self._job(ChatShape(), tokenizer, [prompt], params, request, arrival_s)
 
     def _job(
         self,
@@ -89,6 +92,7 @@ class Service:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         request: CompletionRequest | ChatRequest,
+        arrival_s: float,
     ) -> Job:
         model = self.client.plan.model
         for prompt in prompts:
@@ -97,6 +101,7 @@ class Service:
             self.metrics.observe(
                 generate(self.client, tokenizer, prompt, params.seeded(i), model.max_context),
                 len(prompt),
+                arrival_s,
             )
             for prompt in prompts
             for i in range(request.num_answers)

@@ -70,7 +70,7 @@ class FakeServer:
             self.process.communicate()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[FakeServer]:
     server = FakeServer()
     try:

@@ -25,7 +25,7 @@ def pieces(draw: st.DrawFn) -> list[str]:
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(pieces(), STOPS)
 def test_any_cutting_into_pieces_shows_the_same_text(pieces: list[str], stops: list[str]) -> None:
     expected, stops_there = oracle("".join(pieces), stops)
@@ -42,7 +42,7 @@ def test_any_cutting_into_pieces_shows_the_same_text(pieces: list[str], stops: l
     assert (shown, stopped) == (expected, stops_there)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pieces(), STOPS)
 def test_only_what_may_become_a_stop_string_is_held(pieces: list[str], stops: list[str]) -> None:
     matcher, shown, seen = StopMatcher(stops), "", ""

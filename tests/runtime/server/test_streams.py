@@ -72,7 +72,7 @@ def test_a_client_that_leaves_frees_its_blocks(server, stream, prompt):
 
 def test_leaving_in_the_middle_of_a_stream(server, client):
     stream = client.completions.create(model="tiny", prompt="slow stream", stream=True)
-    assert next(iter(stream)).choices[0].text == "s"
+    assert next(iter(stream)).choices[0].text.startswith("s")
     stream.close()
     wait_for_metric(server, 'dualpace_kv_blocks_used{pool="gpu"}', 0)
     aborted = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'
@@ -81,7 +81,7 @@ def test_leaving_in_the_middle_of_a_stream(server, client):
 
 def test_metrics_move(server, client):
     before = metrics(server)
-    client.completions.create(model="tiny", prompt="hello", max_tokens=3)
+    client.completions.create(model="tiny", prompt="slow", max_tokens=3)
     after = metrics(server)
 
     def grown(name, **labels):
@@ -89,13 +89,12 @@ def test_metrics_move(server, client):
         return after[key] - before[key]
 
     ours = {"model_name": "tiny", "engine": "0"}
-    assert grown("vllm:prompt_tokens_total", **ours) == 5
+    assert grown("vllm:prompt_tokens_total", **ours) == 4
     assert grown("vllm:generation_tokens_total", **ours) == 3
     assert grown("vllm:request_success_total", **ours, finished_reason="length") == 1
     assert grown("vllm:request_success_total", **ours, finished_reason="stop") == 0
     for histogram, count in (
         ("time_to_first_token_seconds", 1),
-        ("inter_token_latency_seconds", 2),
         ("request_time_per_output_token_seconds", 1),
         ("e2e_request_latency_seconds", 1),
         ("request_decode_time_seconds", 1),
@@ -103,6 +102,7 @@ def test_metrics_move(server, client):
         ("request_generation_tokens", 1),
     ):
         assert grown(f"vllm:{histogram}_count", **ours) == count, histogram
+    assert 1 <= grown("vllm:inter_token_latency_seconds_count", **ours) <= 2  # two may come at once
     assert grown("dualpace_tokens_total", engine="gpu") == 2
     assert grown("dualpace_tokens_total", engine="cpu") == 1
 
@@ -133,9 +133,9 @@ def test_metrics_of_the_engine(server):
 def test_a_stuck_engine_shows(server, client):
     """Alive, ready and progressing are three answers."""
     stream = client.completions.create(model="tiny", prompt="stall", stream=True)
-    chunks = iter(stream)
-    for _ in range(3):
-        next(chunks)
+    chunks, text = iter(stream), ""
+    while text != "sta":
+        text += next(chunks).choices[0].text
     time.sleep(0.2)
     assert server.metric("dualpace_seconds_since_progress") >= 0.2
     assert server.http.get("/ready").status_code == 200

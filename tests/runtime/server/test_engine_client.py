@@ -1,0 +1,138 @@
+"""The engine's client alone, against a peer at the other end of its socket."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from plans import small_plan
+
+from dualpace.runtime import messages
+from dualpace.runtime.engine.link import Link
+from dualpace.runtime.engine_client import EngineClient, EngineGone
+from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.wire import Message
+
+PARAMS = SamplingParams(seed=1, max_tokens=5, stop="x")
+
+
+class EndedProcess:
+    """Stands for the engine process once its socket has closed."""
+
+    def poll(self) -> int:
+        return -9
+
+    def wait(self, timeout: float | None = None) -> int:
+        return -9
+
+    def kill(self) -> None:
+        pass
+
+
+class Peer:
+    """Keeps what the client sends."""
+
+    def __init__(self) -> None:
+        self.received: list[Message] = []
+        self.link: Link
+
+    def send_tokens(self, *rows: tuple[int, int, int, int]) -> None:
+        ids, tokens, engines, finished = (np.array(column) for column in zip(*rows, strict=True))
+        self.link.send(messages.Tokens(ids, tokens, engines, finished))
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[EngineClient, Peer]]:
+    ours, theirs = socket.socketpair()
+    peer = Peer()
+    peer.link = await Link.open(theirs, peer.received.append, lambda: None)
+    client = EngineClient(small_plan(), EndedProcess(), ours)
+    await client.connect()
+    await asyncio.sleep(0.01)
+    assert isinstance(peer.received.pop(), messages.Hello)
+    yield client, peer
+    peer.link.close()
+    await client.wait_gone()
+
+
+def test_one_turn_of_the_loop_is_one_message():
+    async def run():
+        async with connected() as (client, peer):
+            streams = [client.submit([i, i + 1], PARAMS) for i in range(64)]
+            streams[3].close()
+            await asyncio.sleep(0.01)
+            submit, cancel = peer.received
+            assert submit.request_ids.tolist() == [s.request_id for s in streams]
+            assert submit.tokens[submit.offsets[5] : submit.offsets[6]].tolist() == [5, 6]
+            assert set(submit.max_tokens.tolist()) == {5}
+            assert cancel.request_ids.tolist() == [streams[3].request_id]
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_gets_its_tokens_at_once():
+    async def run():
+        async with connected() as (client, peer):
+            first, second = client.submit([1], PARAMS), client.submit([2], PARAMS)
+            a, b = first.request_id, second.request_id
+            peer.send_tokens((a, 7, 0, 0), (b, 1, 0, 2))
+            peer.send_tokens((a, 8, 1, 1), (99, 1, 1, 0))
+            await asyncio.sleep(0.02)
+            updates = [update async for update in first]
+            assert len(updates) == 1
+            assert (updates[0].token_ids, updates[0].engines) == ([7, 8], [0, 1])
+            assert updates[0].finish_reason == "stop"
+            assert [u.finish_reason async for u in second] == ["length"]
+            assert client.num_requests == 0
+            assert client.num_tokens == {"gpu": 2, "cpu": 2}
+
+    asyncio.run(run())
+
+
+def test_tokens_of_a_cancelled_request_are_dropped():
+    async def run():
+        async with connected() as (client, peer):
+            stream = client.submit([1], PARAMS)
+            stream.close()
+            stream.close()
+            peer.send_tokens((stream.request_id, 7, 0, 0))
+            await asyncio.sleep(0.02)
+            assert [update async for update in stream] == []
+            assert sum(isinstance(m, messages.Cancel) for m in peer.received) == 1
+
+    asyncio.run(run())
+
+
+def test_everything_that_waits_ends_with_the_engine():
+    async def run():
+        async with connected() as (client, peer):
+            stream = client.submit([1], PARAMS)
+            waiting = asyncio.create_task(anext(stream))
+            asking = asyncio.create_task(client.stats(timeout_s=5))
+            await asyncio.sleep(0.01)
+            peer.link.close()
+            for task in (waiting, asking):
+                with pytest.raises(EngineGone, match="SIGKILL"):
+                    await task
+            with pytest.raises(EngineGone):
+                await anext(client.submit([1], PARAMS))
+            with pytest.raises(EngineGone):
+                await client.stats(timeout_s=5)
+
+    asyncio.run(run())
+
+
+def test_one_question_answers_all_who_ask_for_stats():
+    async def run():
+        async with connected() as (client, peer):
+            asking = [asyncio.create_task(client.stats(timeout_s=5)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            assert len(peer.received) == 1
+            peer.link.send(messages.Stats('{"waiting": 4}'))
+            assert [await task for task in asking] == [{"waiting": 4}] * 3
+            with pytest.raises(TimeoutError):
+                await client.stats(timeout_s=0.01)
+
+    asyncio.run(run())
