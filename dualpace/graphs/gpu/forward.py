@@ -35,7 +35,9 @@ class Rows:
     tokens: Tensor  # int32 [M], sampled
 
     @classmethod
-    def empty(cls, spec: ModelSpec, num_rows: int, dtype: torch.dtype, device: torch.device) -> Rows:
+    def empty(
+        cls, spec: ModelSpec, num_rows: int, dtype: torch.dtype, device: torch.device
+    ) -> Rows:
         def make(*shape: int) -> Tensor:
             return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
 
@@ -147,7 +149,7 @@ class Forward:
 
     def normed(self, rows: Rows, weight: Tensor) -> None:
         """h = norm(x), for rows that come from elsewhere (a Dense Assist)."""
-        fused.add_norm(rows.x[:0][None], rows.x, weight, rows.h, self.spec.rms_eps)
+        fused.add_norm(rows.x[None][:0], rows.x, weight, rows.h, self.spec.rms_eps)
 
     def greedy(self, h_BH: Tensor, tokens_B: Tensor) -> None:
         """The best token of each row of final-normed h, int32; ties go to the lower id."""

@@ -52,9 +52,7 @@ def embed_norm(
     )
 
 
-def add_norm(
-    parts_SMH: Tensor, x_MH: Tensor, weight_H: Tensor, h_MH: Tensor, eps: float
-) -> None:
+def add_norm(parts_SMH: Tensor, x_MH: Tensor, weight_H: Tensor, h_MH: Tensor, eps: float) -> None:
     """x += the sum of parts, in place; h = norm(x). parts: float32 or x's dtype."""
     S, M, H = parts_SMH.shape
     _add_norm[(M,)](
@@ -221,9 +219,9 @@ def _rope_append(
     first = tl.zeros((HALF,), tl.float32)
     second = tl.zeros((HALF,), tl.float32)
     for s in tl.static_range(SPLIT):
-        place = parts + (s * M + row) * W + head * D + p
-        first += tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        second += tl.load(place + P, mask=inside, other=0.0).to(tl.float32)
+        part = parts + (s * M + row) * W + head * D + p
+        first += tl.load(part, mask=inside, other=0.0).to(tl.float32)
+        second += tl.load(part + P, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
         first += tl.load(bias + head * D + p, mask=inside, other=0.0).to(tl.float32)
         second += tl.load(bias + head * D + P + p, mask=inside, other=0.0).to(tl.float32)
@@ -245,9 +243,9 @@ def _rope_append(
         first = turned
     first_out, second_out = first.to(dtype), second.to(dtype)
     if head < N:
-        place = q + (row * N + head) * D + p
-        tl.store(place, first_out, mask=inside)
-        tl.store(place + P, second_out, mask=inside)
+        q_place = q + (row * N + head) * D + p
+        tl.store(q_place, first_out, mask=inside)
+        tl.store(q_place + P, second_out, mask=inside)
     else:
         is_value = head >= N + K
         kv_head = head - N - tl.where(is_value, K, 0)
@@ -255,16 +253,16 @@ def _rope_append(
             target = k
             if is_value:
                 target = v
-            place = target + (row * K + kv_head) * D + p
-            tl.store(place, first_out, mask=inside)
-            tl.store(place + P, second_out, mask=inside)
+            kv_place = target + (row * K + kv_head) * D + p
+            tl.store(kv_place, first_out, mask=inside)
+            tl.store(kv_place + P, second_out, mask=inside)
         if APPEND:
             slot = tl.load(slots + row)
-            piece = tl.where(is_value, K, 0) + kv_head
-            place = cache + (slot // 16) * block_stride + (piece * 16 + slot % 16) * D + p
-            kept = inside & (slot >= 0)
-            tl.store(place, first_out, mask=kept)
-            tl.store(place + P, second_out, mask=kept)
+            if slot >= 0:
+                piece = tl.where(is_value, K, 0) + kv_head
+                place = cache + (slot // 16) * block_stride + (piece * 16 + slot % 16) * D + p
+                tl.store(place, first_out, mask=inside)
+                tl.store(place + P, second_out, mask=inside)
 
 
 @triton.jit

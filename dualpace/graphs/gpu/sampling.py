@@ -111,14 +111,14 @@ def _heavier(logits, V, best, temperature, least, BLOCK: tl.constexpr):
 def _smallest_kept(logits, V, best, temperature, top_k, top_p, BLOCK: tl.constexpr):
     """A threshold: what top-k and top-p keep are the weights of at least it.
 
-    Bisects over the bits of the weights, which are ordered as the weights are: at `high` a weight is
-    kept, at `low` it is not, and it ends when no token's weight lies between.
+    Bisects over the bits of weights, which are ordered as the weights are: a weight of `high` is
+    kept, one of `low` is not, until nothing lies between.
     """
     _, total = _heavier(logits, V, best, temperature, -1.0, BLOCK)
     limit = tl.where(top_k > 0, top_k, V)
     mass_limit = tl.where(top_p < 1.0, top_p * total, float("inf"))
-    low = -1  # below every weight
-    high = 0x3F800000  # 1.0, the best token's weight
+    low = tl.full((), -1, tl.int32)  # below every weight
+    high = tl.full((), 0x3F800000, tl.int32)  # 1.0, the best token's weight
     while high - low > 1:
         middle = low + (high - low) // 2
         least = middle.to(tl.float32, bitcast=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,7 +21,7 @@ from dualpace.graphs.gpu.device import launch_options
 
 PARTIAL, SILU, BEST = 0, 1, 2
 MAX_ROWS = 64
-_PREFETCHED = 4  # steps along K that are asked for before the predecessor has ended
+_PREFETCHED_ELEMENTS = 512  # along K, asked for before the predecessor has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,11 @@ def block_rows(num_rows: int) -> int:
     """Rows of the compiled tile: a power of two, at least 16."""
     assert num_rows <= MAX_ROWS
     return max(16, triton.next_power_of_2(num_rows))
+
+
+def prefetched(depth: int, how: Skinny) -> int:
+    """Steps along K whose weights are asked for before the predecessor has ended."""
+    return min(_PREFETCHED_ELEMENTS, depth) // how.block_k
 
 
 def partials(x_MK: Tensor, w_NK: Tensor, out_SMN: Tensor, how: Skinny) -> None:
@@ -91,7 +95,7 @@ def _launch(
         BLOCK_N=how.block_n,
         BLOCK_K=how.block_k,
         EPILOGUE=epilogue,
-        PREFETCHED=min(_PREFETCHED, K // grid[1] // how.block_k),
+        PREFETCHED=prefetched(K // grid[1], how),
         num_warps=how.warps,
         num_stages=how.stages,
         **launch_options(x_MK.device),
@@ -164,4 +168,3 @@ def skinny_kernel(
             acc = acc / (1.0 + tl.exp(-acc)) * up
         place = (part * M + m)[None, :] * N + n[:, None]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_row)
-

@@ -1,0 +1,232 @@
+"""CUDA graphs of a decode step, by layer or whole, and of the dense pieces of mixed batches.
+
+Stage-boundary mode replays pre-layer, each layer (pre-attention, KV append, attention,
+post-attention) and post-layer one after another, so that the host may do something between;
+whole-forward mode replays everything before sampling as one graph. Both read the same fixed
+buffers: `begin` fills them, and nothing is allocated or compiled at a replay.
+
+Shape suffixes: M rows of a bucket, B rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualpace.graphs.gpu.attention import Decode, PagedRows
+from dualpace.graphs.gpu.forward import Forward, Rows
+from dualpace.graphs.gpu.planned import PackedInputs
+from dualpace.graphs.sampling import SamplingRows
+
+_WARM_UPS = 2  # the first run compiles and allocates
+
+
+class Capturer:
+    """Captures functions that touch fixed memory; all graphs share one private memory pool.
+
+    They may, because graphs of one worker are replayed one after another on one stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, function: Callable[[], Any]) -> None:
+        """Runs `function` until nothing is left to compile."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                function()
+        self._stream.synchronize()
+
+    def capture(self, function: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+        """A graph of what `function`, warmed up, launches."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            function()
+        return graph
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """One round's decode rows as host arrays, in row order."""
+
+    token_ids: np.ndarray  # int64 [B]
+    source: np.ndarray  # int32 [B]: row of the round in flight that samples the token, or -1
+    positions: np.ndarray  # int64 [B]
+    slots: np.ndarray  # int64 [B]: block * 16 + offset where K and V go
+    paged: PagedRows  # padded to the bucket
+    temperature: np.ndarray  # float32 [B]
+    top_k: np.ndarray  # int32 [B]
+    top_p: np.ndarray  # float32 [B]
+    u: np.ndarray  # float32 [B]
+
+    @property
+    def is_greedy(self) -> bool:
+        return not self.temperature.any()
+
+
+class DecodeInputs:
+    """The fixed device buffers of one bucket's batches."""
+
+    def __init__(self, bucket: int, device: torch.device) -> None:
+        kinds = {
+            "token_ids": torch.int64,
+            "positions": torch.int64,
+            "slots": torch.int64,
+            "source": torch.int32,
+            "temperature": torch.float32,
+            "top_k": torch.int32,
+            "top_p": torch.float32,
+            "u": torch.float32,
+        }
+        self._bucket = bucket
+        self._packed = PackedInputs({name: (kind, bucket) for name, kind in kinds.items()}, device)
+        self.views = self._packed.views
+        views = self.views
+        self.sampling = SamplingRows(
+            views["temperature"], views["top_k"], views["top_p"], views["u"]
+        )
+
+    def send(self, batch: DecodeBatch) -> None:
+        """Padding rows feed token 0 at position 0 into block 0, and take the best token."""
+        idle = {"source": -1, "top_p": 1.0}
+        arrays = {}
+        for name in self.views:
+            given = getattr(batch, name)
+            rest = self._bucket - len(given)
+            pad = np.full(rest, idle.get(name, 0), given.dtype)
+            arrays[name] = np.concatenate((given, pad)) if rest else given
+        self._packed.send(arrays)
+        self._packed.sent()
+
+
+class DecodeGraphs:
+    """The captured decode step of one bucket. `begin`, then the replays, in stream order.
+
+    `rows` may be shared between buckets, and so may `sampled`, into which every step writes its
+    tokens and from which rows scheduled ahead read theirs.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        caches: Sequence[Tensor],
+        decode: Decode,
+        rows: Rows,
+        sampled: Tensor,
+        capturer: Capturer,
+        whole: bool,
+        by_layer: bool,
+    ) -> None:
+        """caches: each layer's [blocks, 2, K, 16, D]; sampled: int32, of the largest bucket."""
+        self.bucket = bucket = rows.x.shape[0]
+        self._forward, self._caches, self._decode = forward, caches, decode
+        self._rows, self._sampled = rows, sampled
+        self._inputs = DecodeInputs(bucket, forward.device)
+        self._is_greedy = True
+        decode.plan(PagedRows.idle(bucket))
+        capturer.warm_up(self._once)
+        layers = range(len(caches))
+        self._greedy = capturer.capture(self._run_greedy)
+        self._sample = capturer.capture(self._run_sample)
+        self._pre = self._whole = None
+        self._layers: list[torch.cuda.CUDAGraph] = []
+        if by_layer:
+            self._pre = capturer.capture(self._run_pre)
+            self._layers = [capturer.capture(lambda i=i: self._run_layer(i)) for i in layers]
+        if whole:
+            self._whole = capturer.capture(self._run_whole)
+
+    def begin(self, batch: DecodeBatch) -> None:
+        """Fills the buffers and plans attention, without waiting for the device."""
+        self._inputs.send(batch)
+        self._decode.plan(batch.paged)
+        self._is_greedy = batch.is_greedy
+
+    def pre_layer(self) -> None:
+        assert self._pre is not None
+        self._pre.replay()
+
+    def layer(self, layer: int) -> None:
+        self._layers[layer].replay()
+
+    def whole(self) -> None:
+        """Pre-layer and all layers."""
+        assert self._whole is not None
+        self._whole.replay()
+
+    def post_layer(self) -> Tensor:
+        """Samples: int32 [M], the same buffer each time."""
+        (self._greedy if self._is_greedy else self._sample).replay()
+        return self._sampled[: self.bucket]
+
+    # ---- what is captured
+
+    def _run_pre(self) -> None:
+        views = self._inputs.views
+        self._forward.embed(self._rows, views["token_ids"], views["source"], self._sampled)
+
+    def _run_layer(self, layer: int) -> None:
+        views, rows, cache = self._inputs.views, self._rows, self._caches[layer]
+        self._forward.pre_attention(
+            layer, rows, views["positions"], cache, views["slots"], emit=False
+        )
+        self._decode.run(rows.q, cache, rows.attn.view_as(rows.q))
+        self._forward.post_attention(layer, rows)
+
+    def _run_whole(self) -> None:
+        self._run_pre()
+        for layer in range(len(self._caches)):
+            self._run_layer(layer)
+
+    def _run_greedy(self) -> None:
+        self._forward.greedy(self._rows.h, self._sampled[: self.bucket])
+
+    def _run_sample(self) -> None:
+        self._forward.sample(self._rows.h, self._inputs.sampling, self._sampled[: self.bucket])
+
+    def _once(self) -> None:
+        self._run_pre()
+        self._run_layer(0)
+        self._run_greedy()
+        self._run_sample()
+
+
+class PieceGraphs:
+    """The dense pieces of one bucket of a mixed batch, with attention left to the caller.
+
+    Replay `pre(layer)`, attend from `rows.q`, `rows.k`, `rows.v` into `rows.attn`, `post(layer)`.
+    """
+
+    def __init__(
+        self, forward: Forward, caches: Sequence[Tensor], rows: Rows, capturer: Capturer
+    ) -> None:
+        bucket, device = rows.x.shape[0], forward.device
+        self.rows = rows
+        self.positions = torch.zeros(bucket, dtype=torch.int64, device=device)
+        self.slots = torch.full((bucket,), -1, dtype=torch.int64, device=device)
+
+        def run_pre(layer: int) -> None:
+            forward.pre_attention(layer, rows, self.positions, caches[layer], self.slots)
+
+        def run_post(layer: int) -> None:
+            forward.post_attention(layer, rows)
+
+        capturer.warm_up(lambda: (run_pre(0), run_post(0)))
+        layers = range(len(caches))
+        self._pre = [capturer.capture(lambda i=i: run_pre(i)) for i in layers]
+        self._post = [capturer.capture(lambda i=i: run_post(i)) for i in layers]
+
+    def pre(self, layer: int) -> None:
+        """h, positions, slots -> q, k, v, and k and v at their slots (-1: nowhere)."""
+        self._pre[layer].replay()
+
+    def post(self, layer: int) -> None:
+        """attn, x -> x, h."""
+        self._post[layer].replay()

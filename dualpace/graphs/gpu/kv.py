@@ -1,0 +1,234 @@
+"""KV blocks in motion: append, gather and scatter for swaps, direct write-out to host memory.
+
+The HBM pool is one tensor [L, blocks, 2, K, 16, D], `pool[layer]` the layer's cache; the host pool
+is block-major, [blocks, L, 2, K, 16, D], so that a block of all layers is one piece. Bytes are
+moved as 32-bit words, so nothing here can change a value.
+
+Shape suffixes: M rows, L layers, n blocks, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_TOKENS = 16
+_WORDS = 4096  # of 4 bytes, a program
+_WRITE_OUT_PROGRAMS = 16  # enough for the link; the rest of the GPU belongs to the main batch
+_RING_BLOCKS = 32  # device staging of a swap
+
+
+def make_pool(
+    num_layers: int, num_blocks: int, kv_heads: int, dim: int, dtype: torch.dtype, device: str
+) -> Tensor:
+    """A zeroed HBM pool; padding rows and tails of V are multiplied by zero, so never NaN."""
+    shape = (num_layers, num_blocks, 2, kv_heads, BLOCK_TOKENS, dim)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def as_words(tensor: Tensor) -> Tensor:
+    """The same memory as int32."""
+    return tensor.view(torch.int32)
+
+
+def append(k_MKD: Tensor, v_MKD: Tensor, cache: Tensor, slots_M: Tensor) -> None:
+    """k and v of each row go to its slot (block * 16 + offset, int64; -1 is nowhere)."""
+    M, K, D = k_MKD.shape
+    if not M:
+        return
+    assert k_MKD.stride()[1:] == v_MKD.stride()[1:] == (D, 1), "heads of a row lie together"
+    _append[(M,)](
+        k_MKD,
+        v_MKD,
+        cache,
+        slots_M,
+        k_MKD.stride(0),
+        v_MKD.stride(0),
+        cache.stride(0),
+        K=K,
+        D=D,
+        BLOCK=triton.next_power_of_2(K * D),
+    )
+
+
+def gather(pool: Tensor, blocks_n: Tensor, staging: Tensor) -> None:
+    """staging[i] = block blocks[i] of every layer. staging: [n, L, 2, K, 16, D]; blocks int32."""
+    _move(pool, blocks_n, staging, to_pool=False)
+
+
+def scatter(staging: Tensor, blocks_n: Tensor, pool: Tensor) -> None:
+    """The inverse of `gather`."""
+    _move(pool, blocks_n, staging, to_pool=True)
+
+
+def _move(pool: Tensor, blocks_n: Tensor, staging: Tensor, to_pool: bool) -> None:
+    L, num_blocks = pool.shape[:2]
+    words, packed = as_words(pool), as_words(staging)
+    piece = words[0, 0].numel()
+    grid = (blocks_n.shape[0] * L, triton.cdiv(piece, _WORDS))
+    _move_pieces[grid](words, packed, blocks_n, L, num_blocks, piece, TO_POOL=to_pool, BLOCK=_WORDS)
+
+
+def write_out(
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    host_pool: Tensor,
+    layer: int,
+    blocks_n: Tensor,
+    programs: int = _WRITE_OUT_PROGRAMS,
+) -> None:
+    """One layer's k and v of one whole prompt straight into its host blocks.
+
+    host_pool: [blocks, L, 2, K, 16, D], registered (host_memory.py); blocks int32, on the device of
+    k. Runs on the current stream with few programs, so that it can go beside a main batch. What
+    follows the prompt's end in its last block is left alone.
+    """
+    T, K, _ = k_TKD.shape
+    assert k_TKD.is_contiguous() and v_TKD.is_contiguous()
+    k, v, host = as_words(k_TKD), as_words(v_TKD), as_words(host_pool)
+    width = k.shape[-1]
+    pieces = blocks_n.shape[0] * 2 * K
+    _write_out[(min(programs, pieces),)](
+        k,
+        v,
+        host,
+        blocks_n,
+        T,
+        pieces,
+        host.stride(0),
+        layer * host.stride(1),
+        K=K,
+        WIDTH=width,
+        PADDED=triton.next_power_of_2(width),
+        num_warps=8,
+    )
+
+
+class BlockMover:
+    """Swaps between the pools: a gather or scatter of some blocks, and one DMA a run of blocks.
+
+    All on the current stream, in which the caller orders it (a stream of its own) and records its
+    events. The staging ring is reused within that stream, so only one stream may use a mover.
+    """
+
+    def __init__(self, pool: Tensor, host_pool: Tensor, ring_blocks: int = _RING_BLOCKS) -> None:
+        assert pool.shape[0] == host_pool.shape[1] and pool.shape[2:] == host_pool.shape[2:]
+        self._pool, self._host = pool, host_pool
+        shape = (ring_blocks, *host_pool.shape[1:])
+        self._staging = torch.empty(shape, dtype=pool.dtype, device=pool.device)
+
+    def swap_out(self, hbm_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copies blocks from HBM to the host pool."""
+        for sources, targets in self._pieces(hbm_blocks, host_blocks):
+            gather(self._pool, self._to_device(sources), self._staging)
+            for i, first, count in runs(targets):
+                target = self._host[first : first + count]
+                target.copy_(self._staging[i : i + count], non_blocking=True)
+
+    def swap_in(self, host_blocks: Sequence[int], hbm_blocks: Sequence[int]) -> None:
+        """Copies blocks from the host pool to HBM."""
+        for sources, targets in self._pieces(host_blocks, hbm_blocks):
+            for i, first, count in runs(sources):
+                source = self._host[first : first + count]
+                self._staging[i : i + count].copy_(source, non_blocking=True)
+            scatter(self._staging, self._to_device(targets), self._pool)
+
+    def _pieces(
+        self, sources: Sequence[int], targets: Sequence[int]
+    ) -> list[tuple[Sequence[int], Sequence[int]]]:
+        assert len(sources) == len(targets)
+        step = self._staging.shape[0]
+        starts = range(0, len(sources), step)
+        return [(sources[i : i + step], targets[i : i + step]) for i in starts]
+
+    def _to_device(self, blocks: Sequence[int]) -> Tensor:
+        ids = torch.tensor(blocks, dtype=torch.int32)
+        if self._pool.is_cuda:
+            ids = ids.pin_memory()
+        return ids.to(self._pool.device, non_blocking=True)
+
+
+def runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(place, first block, count) of each stretch of consecutive block ids."""
+    result: list[tuple[int, int, int]] = []
+    for place, block in enumerate(blocks):
+        if result and result[-1][1] + result[-1][2] == block:
+            start, first, count = result[-1]
+            result[-1] = (start, first, count + 1)
+        else:
+            result.append((place, block, 1))
+    return result
+
+
+@triton.jit
+def _append(
+    k,
+    v,
+    cache,
+    slots,
+    k_stride,
+    v_stride,
+    block_stride,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        i = tl.arange(0, BLOCK)
+        inside = i < K * D
+        place = cache + (slot // 16) * block_stride + (i // D * 16 + slot % 16) * D + i % D
+        tl.store(place, tl.load(k + row * k_stride + i, mask=inside), mask=inside)
+        tl.store(place + K * 16 * D, tl.load(v + row * v_stride + i, mask=inside), mask=inside)
+
+
+@triton.jit
+def _move_pieces(
+    pool, staging, blocks, L, num_blocks, piece, TO_POOL: tl.constexpr, BLOCK: tl.constexpr
+):
+    i, layer = tl.program_id(0) // L, tl.program_id(0) % L
+    block = tl.load(blocks + i).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < piece
+    in_pool = pool + (layer.to(tl.int64) * num_blocks + block) * piece + c
+    in_staging = staging + tl.program_id(0).to(tl.int64) * piece + c
+    if TO_POOL:
+        tl.store(in_pool, tl.load(in_staging, mask=inside), mask=inside)
+    else:
+        tl.store(in_staging, tl.load(in_pool, mask=inside), mask=inside)
+
+
+@triton.jit
+def _write_out(
+    k,
+    v,
+    host,
+    blocks,
+    T,
+    pieces,
+    block_stride,
+    layer_offset,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """A piece is one head's 16 keys (or values) of one block: contiguous in host memory."""
+    t, c = tl.arange(0, 16), tl.arange(0, PADDED)
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        i = piece // (2 * K)
+        head = piece % (2 * K)  # keys first, then values
+        token = i * 16 + t
+        mask = (token < T)[:, None] & (c < WIDTH)[None, :]
+        source = k
+        if head >= K:
+            source = v
+        place = source + (token.to(tl.int64)[:, None] * K + head % K) * WIDTH + c[None, :]
+        words = tl.load(place, mask=mask)
+        block = tl.load(blocks + i).to(tl.int64)
+        target = host + block * block_stride + layer_offset + head * 16 * WIDTH
+        tl.store(target + t[:, None] * WIDTH + c[None, :], words, mask=mask)
