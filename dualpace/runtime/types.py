@@ -1,4 +1,6 @@
-"""What every part of the runtime means by a request. Imports nobody; knows no policy, device or token text."""
+"""What every part of the runtime means by a request. Imports nobody; knows no policy, device or
+token text.
+"""
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -13,7 +15,9 @@ def blocks_for(num_tokens: int) -> int:
 
 
 class Owner(IntEnum):
-    """The one engine that may schedule a request; its KV blocks, if any, lie in that engine's pool."""
+    """The one engine that may schedule a request; its KV blocks, if any, lie in that engine's
+    pool.
+    """
 
     GPU = 0
     CPU = 1
@@ -42,9 +46,9 @@ class Request:
 
     The caller sets the first group and never writes the rest, which belongs to `schedule.State`.
 
-    After a prefill of n tokens the KV holds n tokens and one output token has been sampled whose K/V
-    is not stored yet; a decode step stores that one and samples the next. So a decoding request has
-    `kv_len == prompt_len + num_output + in_flight - 1`.
+    After a prefill of n tokens the KV holds n tokens and one output token has been sampled whose
+    K/V is not stored yet; a decode step stores that one and samples the next. So a decoding
+    request has `kv_len == prompt_len + num_output + in_flight - 1`.
     """
 
     id: int
@@ -81,9 +85,9 @@ class Request:
     @property
     def next_growth(self) -> int:
         """Blocks to allocate before its next decode step: 0 or 1."""
-        return max(self.kv_len // BLOCK_TOKENS + 1 - len(self.blocks), 0)
+        return 1 if self.kv_len // BLOCK_TOKENS >= len(self.blocks) else 0
 
     @property
     def finish_growth(self) -> int:
         """Blocks it may still need before it ends: one term of Equation 3."""
-        return max(self.peak_blocks - len(self.blocks), 0)
+        return self.peak_blocks - len(self.blocks)

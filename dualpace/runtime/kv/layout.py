@@ -57,7 +57,9 @@ class KvLayout:
 
     @property
     def host_layer_strides(self) -> tuple[int, ...]:
-        """Strides in elements of `host_pool[:, layer]`, the `[B, 2, K, 16, D]` that attention reads."""
+        """Strides in elements of `host_pool[:, layer]`, the `[B, 2, K, 16, D]` that attention
+        reads.
+        """
         token, head = self.head_dim, BLOCK_TOKENS * self.head_dim
         return (self.piece_numel * self.num_layers, self.num_kv_heads * head, head, token, 1)
 

@@ -44,7 +44,9 @@ class BlockPool:
         self._free.extend(blocks)
 
     def check(self, held: Sequence[int]) -> None:
-        """Proves that `held`, the blocks of all holders together, and the free list make the pool."""
+        """Proves that `held`, the blocks of all holders together, and the free list make the
+        pool.
+        """
         assert len(set(held)) == len(held), "a block has two holders"
         assert len(held) == self.num_used, f"{len(held)} blocks held, {self.num_used} used"
         assert all(self._taken[block] for block in held), "a held block is not taken"

@@ -1,4 +1,6 @@
-"""Who runs next: the paper's section 4.1 and Appendix A over plain data. No torch, no clock, no I/O."""
+"""Who runs next: the paper's section 4.1 and Appendix A over plain data. No torch, no clock, no
+I/O.
+"""
 
 from dualpace.runtime.schedule.envelope import HostEnvelope
 from dualpace.runtime.schedule.estimate import make_estimator

@@ -1,15 +1,17 @@
-"""Replays a round log and verifies what must hold of it, whoever wrote it: a live run or a simulation.
+"""Replays a round log and verifies what must hold of it, whoever wrote it: a live run or a
+simulation.
 
     python -m dualpace.runtime.schedule.check ROUNDS.jsonl [--requests REQUESTS.json] [--declared]
 
-Knows the format and the rules, not the scheduler. Prints the first problems and a last line of JSON; exits
-with 1 if there was any.
+Knows the format and the rules, not the scheduler. Prints the first problems and a last line of
+JSON; exits with 1 if there was any.
 """
 
 import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,9 @@ def check_log(
 ) -> list[str]:
     """All problems found, as sentences; empty if the log is sound.
 
-    `requests` is the request log: with it, token counts and arrival order are checked too. `declared`
-    asserts Equation 2 in every record instead of those that admit something. A file may hold one run only.
+    `requests` is the request log: with it, token counts and arrival order are checked too.
+    `declared` asserts Equation 2 in every record instead of those that admit something. A file
+    may hold one run only.
     """
     problems: list[str] = []
     for record in rounds:
@@ -89,7 +92,7 @@ def check_record(record: Record, declared: bool) -> Iterator[str]:
 
 def check_pace(rounds: Sequence[Record]) -> Iterator[str]:
     """Rounds of one engine are numbered upwards and never overlap."""
-    for before, after in zip(rounds, rounds[1:], strict=False):
+    for before, after in pairwise(rounds):
         where = f"{after['engine']} round {after['round']}"
         if after["round"] <= before["round"]:
             yield f"{where}: follows round {before['round']}"
@@ -100,8 +103,9 @@ def check_pace(rounds: Sequence[Record]) -> Iterator[str]:
 def events(rounds: Sequence[Record]) -> list[tuple[float, int, str, int, Record]]:
     """What happened to whom, in the order it took effect: (time, tie-break, what, id, record).
 
-    A swap-out is committed after the GPU round before has ended, and the CPU may run the request before the
-    GPU's batch starts; everything else takes effect when the batch starts, its finishes when it ends.
+    A swap-out is committed after the GPU round before has ended, and the CPU may run the request
+    before the GPU's batch starts; everything else takes effect when the batch starts, its
+    finishes when it ends.
     """
     result: list[tuple[float, int, str, int, Record]] = []
     gpu_end = float("-inf")
@@ -147,7 +151,9 @@ def check_residency(rounds: Sequence[Record]) -> Iterator[str]:
 
 
 def check_requests(rounds: Sequence[Record], requests: Iterable[Record]) -> Iterator[str]:
-    """Everyone got exactly the tokens that the request log says, and first prefills keep arrival order."""
+    """Everyone got exactly the tokens that the request log says, and first prefills keep arrival
+    order.
+    """
     runs: dict[int, int] = defaultdict(int)
     prefills: dict[int, int] = defaultdict(int)
     first: dict[int, int] = {}
@@ -175,7 +181,7 @@ def check_requests(rounds: Sequence[Record], requests: Iterable[Record]) -> Iter
                 yield f"request {request} ran {runs[request]} times for {outputs} tokens"
         if request in first:
             if first[request] < latest:
-                yield f"request {request} arrived later and was prefilled earlier than one before it"
+                yield f"request {request} was prefilled before an earlier one"
             latest = max(latest, first[request])
 
 

@@ -1,4 +1,5 @@
-"""A.1.7 and A.2.5: a decision becomes blocks, queue places and rows. The only code that allocates KV.
+"""A.1.7 and A.2.5: a decision becomes blocks, queue places and rows. The only code that allocates
+KV.
 
 Decides nothing: an allocation that does not fit is a bug of the decision and trips an assertion.
 Every verb runs to its end without waiting, so that either engine's loop may change both pools.
@@ -85,7 +86,9 @@ def commit_cpu(state: State, decision: CpuRound) -> CpuStep | None:
 
 
 def swap_out(state: State, request: Request) -> Transfer:
-    """Takes the host destination before the GPU lets go; the CPU sees the request after the report."""
+    """Takes the host destination before the GPU lets go; the CPU sees the request after the
+    report.
+    """
     source = request.blocks
     count = blocks_for(request.kv_len)
     request.blocks = state.host_pool.allocate(count)
@@ -114,7 +117,9 @@ def swap_in(state: State, request: Request) -> Transfer:
 
 
 def decode_rows(state: State, requests: list[Request], evictions: list[Transfer]) -> list[Row]:
-    """One row each, with the block for its next token from the free list, else from this round's victims."""
+    """One row each, with the block for its next token from the free list, else from this round's
+    victims.
+    """
     pool = state.gpu_pool
     rows = []
     for request in requests:
@@ -149,7 +154,9 @@ def admit(state: State, prefill: Prefill) -> Request:
 
 
 def prefill_to_gpu(state: State, prefill: Prefill) -> Row:
-    """A prompt or its next chunk; at the first, all blocks of the prompt; after the last, GPU decode."""
+    """A prompt or its next chunk; at the first, all blocks of the prompt; after the last, GPU
+    decode.
+    """
     request = prefill.request
     if not request.blocks:
         admit(state, prefill)
@@ -172,7 +179,9 @@ def prefill_to_gpu(state: State, prefill: Prefill) -> Row:
 
 
 def prefill_to_cpu(state: State, prefill: Prefill) -> Row:
-    """A whole prompt through staging to its host blocks; unready in CPU waiting until the copies are done."""
+    """A whole prompt through staging to its host blocks; unready in CPU waiting until the copies
+    are done.
+    """
     request = admit(state, prefill)
     state.waiting.remove(request)
     request.blocks = state.host_pool.allocate(blocks_for(prefill.num_tokens))
@@ -194,10 +203,10 @@ def prefill_to_cpu(state: State, prefill: Prefill) -> Row:
 
 def host_row(state: State, request: Request, kind: RowKind) -> Row:
     """A decode row on host KV, with the one block that its next token needs and no more."""
-    if request.next_growth:
-        request.blocks += state.host_pool.allocate(1)
     start = request.kv_len
-    request.kv_len += 1
+    if start // BLOCK_TOKENS >= len(request.blocks):
+        request.blocks += state.host_pool.allocate(1)
+    request.kv_len = start + 1
     request.in_flight += 1
     request.pins += 1
     return Row(request, kind, start, 1, request.blocks)

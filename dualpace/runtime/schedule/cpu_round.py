@@ -1,6 +1,7 @@
 """One CPU scheduling round: Appendix A.2, paragraph by paragraph, as pure functions of a view.
 
-Knows no policy of the GPU engine beyond the migration reserve that it has published. `State` commits the result.
+Knows no policy of the GPU engine beyond the migration reserve that it has published. `State`
+commits the result.
 """
 
 from dualpace.runtime.schedule.rounds import CpuRound
@@ -32,24 +33,27 @@ class Draft:
         self.slack = view.envelope.slack + view.envelope.growth  # for the batch's finish growth
 
     def take(self, request: Request) -> bool:
-        """Adds the request if rows, tokens, its next block, its finish growth and the reserve allow it."""
-        if (
-            len(self.round.decode) >= self.max_rows
-            or request.next_growth > self.free
-            or request.finish_growth > self.slack
-        ):
+        """Adds the request if rows, tokens, its next block, its finish growth and the reserve
+        allow it.
+        """
+        batch, next_growth, finish_growth = (
+            self.round.decode,
+            request.next_growth,
+            request.finish_growth,
+        )
+        if len(batch) >= self.max_rows or next_growth > self.free or finish_growth > self.slack:
             return False
-        self.round.decode.append(request)
-        self.free -= request.next_growth
-        self.slack -= request.finish_growth
+        batch.append(request)
+        self.free -= next_growth
+        self.slack -= finish_growth
         return True
 
 
 def preserve_running_frontier(draft: Draft) -> None:
     """A.2.2: running requests stay in FIFO order until a budget ends; marked ones yield.
 
-    Those that yield and the suffix behind a boundary go to the front of waiting, and then nobody older is
-    admitted in this round.
+    Those that yield and the suffix behind a boundary go to the front of waiting, and then nobody
+    older is admitted in this round.
     """
     at_boundary = False
     for request in draft.view.cpu_running:
@@ -59,7 +63,9 @@ def preserve_running_frontier(draft: Draft) -> None:
 
 
 def admit_ready_prefix(draft: Draft) -> None:
-    """A.2.3: the ready FIFO prefix of waiting; an unready request, or one yielded to the GPU, ends it."""
+    """A.2.3: the ready FIFO prefix of waiting; an unready request, or one yielded to the GPU,
+    ends it.
+    """
     for request in draft.view.cpu_waiting:
         if not request.ready or request.marked or not draft.take(request):
             return
@@ -69,9 +75,9 @@ def admit_ready_prefix(draft: Draft) -> None:
 def wait_or_make_room(draft: Draft) -> None:
     """A.2.4: with an unready head, or short of the migration reserve alone, the engine waits.
 
-    Beyond the appendix: a ready head that would not fit even without the reserve can wait for nobody when
-    no copy is in flight and HBM cannot promise it room. Then the youngest behind it are dropped, to be
-    recomputed, until it can run.
+    Beyond the appendix: a ready head that would not fit even without the reserve can wait for
+    nobody when no copy is in flight and HBM cannot promise it room. Then the youngest behind it
+    are dropped, to be recomputed, until it can run.
     """
     view = draft.view
     head = view.cpu_waiting[0] if view.cpu_waiting else None

@@ -1,4 +1,4 @@
-"""The host KV envelope: Equations 2-4 of section 4.1 as one value. All terms are physical blocks."""
+"""The host KV envelope: Equations 2-4 of section 4.1 as one value. All in physical blocks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class HostEnvelope:
 
 def finish_growth(running: Iterable[Request]) -> int:
     """Equation 3: blocks that the CPU-running requests may still need before they end."""
-    return sum([r.finish_growth for r in running])
+    return sum([r.peak_blocks - len(r.blocks) for r in running])
 
 
 def gpu_peak(queue: Iterable[Request]) -> int:

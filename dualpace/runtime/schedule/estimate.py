@@ -1,4 +1,6 @@
-"""How long an answer will be, for finish peaks: `declared` is the paper's, `quantile` learns from outputs."""
+"""How long an answer will be, for finish peaks: `declared` is the paper's, `quantile` learns from
+outputs.
+"""
 
 from bisect import bisect_right, insort
 from collections import deque
@@ -36,8 +38,8 @@ class Declared:
 class Quantile:
     """The 0.9 quantile of recent outputs; min(max_tokens, 256) until 32 have finished.
 
-    A request that outgrows it gets the quantile of those recent outputs that are longer than its own,
-    and at least one block more than it has.
+    A request that outgrows it gets the quantile of those recent outputs that are longer than its
+    own, and at least one block more than it has.
     """
 
     exact = False

@@ -1,16 +1,17 @@
 """One GPU scheduling round: Appendix A.1, paragraph by paragraph, as pure functions of a view.
 
-Read it beside the paper. `gpu_round` lists the paragraphs; each function is one of them, and works on
-a `Draft`, the decision so far with what it has left to spend. Nothing here touches a queue, a pool or
-a device: `State` commits the result.
+Read it beside the paper. `gpu_round` lists the paragraphs; each function is one of them, and
+works on a `Draft`, the decision so far with what it has left to spend. Nothing here touches a
+queue, a pool or a device: `State` commits the result.
 """
 
 from collections.abc import Iterator
 
-from dualpace.runtime.schedule.envelope import gpu_peak, migration_reserve
+from dualpace.runtime.schedule.draft import Draft, in_arrival_order
+from dualpace.runtime.schedule.envelope import gpu_peak
 from dualpace.runtime.schedule.rounds import GpuRound, Prefill
 from dualpace.runtime.schedule.view import View, finish_peak
-from dualpace.runtime.types import Request, blocks_for
+from dualpace.runtime.types import BLOCK_TOKENS, Request, blocks_for
 
 
 def gpu_round(view: View) -> GpuRound:
@@ -28,81 +29,31 @@ def gpu_round(view: View) -> GpuRound:
     return draft.round  # A.1.7: State commits it
 
 
-class Draft:
-    """A round in the making: the decision, and the budgets that the next candidate is judged by."""
-
-    __slots__ = (
-        "cpu_promise", "free", "growing", "marked_blocks", "marked_rows", "migration", "peak", "planned", "queue",
-        "round", "rows", "runnable", "shortage", "staged", "tokens", "view", "waits",
-    )  # fmt: skip
-
-    def __init__(self, view: View) -> None:
-        self.view = view
-        self.round = GpuRound()
-        self.queue: list[Request] = list(
-            view.gpu_running
-        )  # Q_G after the decisions so far, arrival order
-        self.runnable: list[Request] = []  # decodes whose next token fits
-        self.waits = False
-        self.rows = self.tokens = self.staged = 0
-        self.free = view.gpu_free  # HBM blocks left after all decodes' next tokens and admissions
-        self.planned = view.envelope.planned
-        self.migration = 0
-        self.peak = 0  # Equation 4: summed finish peaks of the queue and of a prompt in progress
-        self.marked_rows = self.marked_blocks = 0  # what marks reserve
-        self.cpu_promise = idle_cpu_promise(view)
-
-    @property
-    def slack(self) -> int:
-        """Host blocks left under Equation 2 with the decisions so far."""
-        envelope = self.view.envelope
-        return envelope.capacity - envelope.used - self.planned - envelope.growth - self.migration
-
-    def reserve(self, queue: list[Request], peak: int) -> int:
-        """The migration reserve (Equation 4) for that queue."""
-        return migration_reserve(reversed(queue), peak, self.view.gpu_capacity)
-
-    def has_room_for_optional_row(self) -> bool:
-        """The row limit and the soft token limit leave room for one more row beside the marked ones."""
-        limits = self.view.limits
-        return (
-            self.rows + self.marked_rows < limits.gpu_rows
-            and self.tokens + self.marked_rows < limits.soft_tokens
-        )
-
-    def promises_hbm(self, request: Request) -> bool:
-        """A swap-in's two tests: its next token fits now, and its finish peak beside all others' for good."""
-        next_token = blocks_for(request.kv_len + 1)
-        return (
-            next_token <= self.free - self.marked_blocks
-            and self.peak + self.marked_blocks + request.peak_blocks <= self.view.gpu_capacity
-        )
-
-
-# --- A.1.1 ------------------------------------------------------------------------------------------------
+# A.1.1
 
 
 def transfer_safe_frontier(view: View) -> bool:
-    """A.1.1: the Prefill-to-CPU copies of the round before have drained, so staging may be written again.
+    """A.1.1: the Prefill-to-CPU copies of the round before have drained, so staging may be
+    written again.
 
-    Transfers are retired by `State.transfer_done`; until it reports these, nothing is schedulable.
+    Transfers are retired by `State.transfer_done`; until it reports these, nothing is
+    schedulable.
     """
     return not view.staging_busy
 
 
-# --- A.1.2 ------------------------------------------------------------------------------------------------
+# A.1.2
 
 
 def restore_next_token_feasibility(draft: Draft) -> None:
     """A.1.2: make HBM hold every resident request's next token, by evicting from the tail.
 
-    Enough victims: the others decode in this round and may take the victims' blocks. Some, not enough: a
-    round of migrations only. None: the subset, in queue order, whose growth fits the free blocks; if that
-    is empty, the youngest are dropped and recomputed until one can go on.
+    Enough victims: the others decode in this round and may take the victims' blocks. Some, not
+    enough: a round of migrations only. None: the subset, in queue order, whose growth fits the
+    free blocks; if that is empty, the youngest are dropped and recomputed until one can go on.
     """
     view = draft.view
-    growth = sum([r.next_growth for r in draft.queue])
-    short = growth - draft.free
+    short = next_growth(draft.queue) - draft.free
     draft.peak = gpu_peak(draft.queue) + (view.partial.peak_blocks if view.partial else 0)
     draft.migration = draft.reserve(draft.queue, draft.peak)
     if short > 0 and (view.gpu_vacating or view.rounds_in_flight):
@@ -120,11 +71,18 @@ def restore_next_token_feasibility(draft: Draft) -> None:
         draft.runnable = growth_that_fits(draft.queue, draft.free)
         if not draft.runnable and draft.queue and view.partial is None:
             recompute_youngest(draft)
-    draft.free -= sum([r.next_growth for r in draft.queue])
+    draft.free -= next_growth(draft.queue)
+
+
+def next_growth(queue: list[Request]) -> int:
+    """Blocks for the next token of every request."""
+    return sum([r.kv_len // BLOCK_TOKENS >= len(r.blocks) for r in queue])
 
 
 def select_victims(draft: Draft, short: int) -> int:
-    """Chooses swap-outs from the tail, skipping requests that the host cannot take; returns what is still short."""
+    """Chooses swap-outs from the tail, skipping requests that the host cannot take; returns what
+    is still short.
+    """
     for request in reversed(list(draft.queue)):
         if short <= 0:
             break
@@ -145,7 +103,9 @@ def select_victims(draft: Draft, short: int) -> int:
 
 
 def growth_that_fits(queue: list[Request], free: int) -> list[Request]:
-    """The decodes, in queue order, whose next token fits in `free` blocks; those that need none always do."""
+    """The decodes, in queue order, whose next token fits in `free` blocks; those that need none
+    always do.
+    """
     chosen = []
     for request in queue:
         if request.next_growth <= free:
@@ -155,7 +115,9 @@ def growth_that_fits(queue: list[Request], free: int) -> list[Request]:
 
 
 def recompute_youngest(draft: Draft) -> None:
-    """Beyond the appendix: no decode can grow and the host takes none, so drop from the tail until one can."""
+    """Beyond the appendix: no decode can grow and the host takes none, so drop from the tail
+    until one can.
+    """
     free = draft.free
     while not draft.runnable and draft.queue:
         victim = next((r for r in reversed(draft.queue) if r.ready), None)
@@ -169,22 +131,25 @@ def recompute_youngest(draft: Draft) -> None:
     draft.free = free
 
 
-# --- A.1.3 ------------------------------------------------------------------------------------------------
+# A.1.3
 
 
 def reserve_future_evictions(draft: Draft) -> None:
-    """A.1.3: the host reserve for the remaining GPU queue, by reverse scan over finish peaks (Equation 4).
+    """A.1.3: the host reserve for the remaining GPU queue, by reverse scan over finish peaks
+    (Equation 4).
 
     `State` publishes the same number after the commit; admissions below keep it up to date.
     """
     draft.migration = draft.reserve(draft.queue, draft.peak)
 
 
-# --- A.1.4 ------------------------------------------------------------------------------------------------
+# A.1.4
 
 
 def admit_decodes(draft: Draft) -> None:
-    """A.1.4, first half: all remaining GPU-resident decodes enter the batch; standing marks keep their reserve."""
+    """A.1.4, first half: all remaining GPU-resident decodes enter the batch; standing marks keep
+    their reserve.
+    """
     draft.round.decode = list(draft.runnable)
     draft.rows = draft.tokens = len(draft.runnable)
     for request in draft.view.marked:
@@ -193,13 +158,15 @@ def admit_decodes(draft: Draft) -> None:
             and draft.has_room_for_optional_row()
             and draft.promises_hbm(request)
         ):
-            reserve_mark(draft, request)
+            draft.reserve_mark(request)
         else:
             draft.round.withdraw.append(request)
 
 
 def relieve_saturated_cpu_tier(draft: Draft) -> None:
-    """A.1.4, second half: when the CPU batch is full and has a backlog, swap in before prompts take the HBM."""
+    """A.1.4, second half: when the CPU batch is full and has a backlog, swap in before prompts
+    take the HBM.
+    """
     view = draft.view
     if (
         len(view.cpu_running) >= view.limits.cpu_rows
@@ -217,7 +184,7 @@ def swap_in_ready_prefix(draft: Draft) -> None:
             continue
         reserved = request.marked and request not in withdrawn
         if reserved:
-            release_mark(draft, request)
+            draft.release_mark(request)
         fits = request.ready and draft.has_room_for_optional_row() and draft.promises_hbm(request)
         if not fits:
             if reserved:
@@ -231,14 +198,14 @@ def swap_in_ready_prefix(draft: Draft) -> None:
         draft.peak += request.peak_blocks  # all peaks fit together, so the reserve stays 0
 
 
-# --- A.1.5 ------------------------------------------------------------------------------------------------
+# A.1.5
 
 
 def admit_prefills(draft: Draft) -> None:
     """A.1.5: prompts in FIFO order, each to HBM if its KV fits there now, else to the host.
 
-    Stops at the first prompt that some limit refuses; from the first host-bound one on, all of this round
-    go to the host, so that no smaller one passes it.
+    Stops at the first prompt that some limit refuses; from the first host-bound one on, all of
+    this round go to the host, so that no smaller one passes it.
     """
     for request in prompts(draft):
         if request.blocks:
@@ -252,7 +219,9 @@ def admit_prefills(draft: Draft) -> None:
 
 
 def prompts(draft: Draft) -> Iterator[Request]:
-    """Waiting prompts while optional rows are left; the one that crosses the soft limit is the last."""
+    """Waiting prompts while optional rows are left; the one that crosses the soft limit is the
+    last.
+    """
     for request in draft.view.waiting:
         if not draft.has_room_for_optional_row():
             return
@@ -270,7 +239,9 @@ def tokens_left(draft: Draft) -> int:
 
 
 def continue_prompt(draft: Draft, request: Request) -> bool:
-    """The next chunk of a prompt above the hard limit. True if it was the last, so that others may follow."""
+    """The next chunk of a prompt above the hard limit. True if it was the last, so that others
+    may follow.
+    """
     rest = request.prefill_len - request.kv_len
     chunk = min(rest, tokens_left(draft))
     if chunk == rest:  # with its last chunk it joins the queue and may be evicted
@@ -308,7 +279,9 @@ def prefill_to_gpu(draft: Draft, request: Request) -> bool:
 
 
 def prefill_to_cpu(draft: Draft, request: Request) -> bool:
-    """Admits a prompt to the host through staging if the decode-admission limit and Equation 2 allow it."""
+    """Admits a prompt to the host through staging if the decode-admission limit and Equation 2
+    allow it.
+    """
     view, limits = draft.view, draft.view.limits
     length, estimate = request.prefill_len, draft.view.estimated_output(request)
     blocks = blocks_for(length)
@@ -338,25 +311,6 @@ def add_prompt(draft: Draft, prefill: Prefill, prompts: list[Prefill]) -> None:
     draft.tokens += prefill.num_tokens
 
 
-def idle_cpu_promise(view: View) -> int:
-    """Beyond the appendix: host blocks that admissions leave for the head of an idle CPU tier to finish.
-
-    Growth (Equation 3) counts running requests only; without this, prompts could fill the host, or keep the
-    reserve high, for ever while the CPU's first request finds no room to grow.
-    """
-    if view.cpu_running or not view.cpu_waiting:
-        return 0
-    return view.cpu_waiting[0].finish_growth
-
-
-def in_arrival_order(queue: list[Request], request: Request) -> list[Request]:
-    """The queue with the request at its place; a recomputed one may be older than the tail."""
-    place = len(queue)
-    while place and queue[place - 1].order > request.order:
-        place -= 1
-    return [*queue[:place], request, *queue[place:]]
-
-
 def migration_with(
     draft: Draft, queue: list[Request], peak: int, candidate: Request, own: int
 ) -> int:
@@ -376,13 +330,15 @@ def migration_with(
     return reserve
 
 
-# --- A.1.6 ------------------------------------------------------------------------------------------------
+# A.1.6
 
 
 def use_residual_hbm(draft: Draft) -> None:
-    """A.1.6: what HBM is left after the prefills takes in CPU-waiting requests, or marks running ones.
+    """A.1.6: what HBM is left after the prefills takes in CPU-waiting requests, or marks running
+    ones.
 
-    Marks only when CPU waiting was empty to begin with: reclaiming a running request must not pass a backlog.
+    Marks only when CPU waiting was empty to begin with: reclaiming a running request must not
+    pass a backlog.
     """
     if draft.round.swap_out:
         return
@@ -393,24 +349,15 @@ def use_residual_hbm(draft: Draft) -> None:
             and request not in draft.round.swap_in
             and request not in draft.round.withdraw
         ):
-            release_mark(draft, request)
+            draft.release_mark(request)
             draft.round.withdraw.append(request)
     if not draft.view.cpu_waiting:
         for request in draft.view.cpu_running:
+            if not draft.has_room_for_optional_row():
+                return
             ends_now = request.num_output + request.in_flight >= request.max_tokens
             if request.marked or ends_now:
                 continue
-            if draft.has_room_for_optional_row() and draft.promises_hbm(request):
-                reserve_mark(draft, request)
+            if draft.promises_hbm(request):
+                draft.reserve_mark(request)
                 draft.round.mark.append(request)
-
-
-def reserve_mark(draft: Draft, request: Request) -> None:
-    """A mark takes a row, a token and the finish peak out of the budgets; it changes no ownership."""
-    draft.marked_rows += 1
-    draft.marked_blocks += request.peak_blocks
-
-
-def release_mark(draft: Draft, request: Request) -> None:
-    draft.marked_rows -= 1
-    draft.marked_blocks -= request.peak_blocks

@@ -32,8 +32,8 @@ class Limits:
         floor = max(self.soft_tokens, self.gpu_rows)
         if self.hard_tokens < floor:
             raise ConfigError(
-                f"hard_tokens={self.hard_tokens} is below {floor}, the larger of the soft token limit and "
-                "the GPU row limit: raise gpu.max_batched_tokens or lower the other two"
+                f"hard_tokens={self.hard_tokens} is below {floor}, the larger of soft token limit "
+                "and GPU row limit: raise gpu.max_batched_tokens or lower the other two"
             )
 
     @property
@@ -48,14 +48,15 @@ class Limits:
 
     @property
     def host_prompt(self) -> int:
-        """Longest prefill, in tokens, that can go to the host: it is one forward through staging."""
+        """Longest prefill in tokens that can go to the host: one forward through staging."""
         return min(self.hard_tokens, self.staging)
 
     def context_limit(self, gpu_capacity: int, host_capacity: int) -> int:
-        """Tokens of KV that one request may reach with these pools (usable blocks), however it is placed.
+        """Tokens of KV that one request may reach; capacities are usable blocks.
 
-        Any prefill may have to be repeated with all outputs so far: in HBM in chunks, to the host in one
-        forward. A request with `prompt_len + max_tokens - 1 <= context_limit` always finishes.
+        Any prefill may have to be repeated with all outputs so far: in HBM in chunks, to the host
+        in one forward. A request with `prompt_len + max_tokens - 1 <= context_limit` always
+        finishes.
         """
         host = min(host_capacity * BLOCK_TOKENS, self.host_prompt)
         return max(gpu_capacity * BLOCK_TOKENS, host)
@@ -66,15 +67,15 @@ class Limits:
         """Raises RequestTooLong for a request that could get stuck, whatever the load."""
         if prompt_len < 1 or max_tokens < 1:
             raise RequestTooLong(
-                f"prompt of {prompt_len} tokens with max_tokens={max_tokens}: both must be at least 1"
+                f"prompt of {prompt_len} tokens, max_tokens={max_tokens}: both must be at least 1"
             )
         limit = self.context_limit(gpu_capacity, host_capacity)
         longest = prompt_len + max_tokens - 1
         if longest > limit:
-            hint = ""
+            why = ""
             if host_capacity * BLOCK_TOKENS > limit:
-                hint = f" (a prompt for the host alone is one forward of at most {self.host_prompt} tokens)"
+                why = f", as a prompt for the host is one forward of at most {self.host_prompt}"
             raise RequestTooLong(
-                f"prompt of {prompt_len} tokens with max_tokens={max_tokens} needs KV for {longest} tokens, "
-                f"the limit is {limit}{hint}: shorten the prompt or lower max_tokens"
+                f"prompt of {prompt_len} tokens with max_tokens={max_tokens} needs KV for {longest} "
+                f"tokens, the limit is {limit}{why}: shorten the prompt or lower max_tokens"
             )

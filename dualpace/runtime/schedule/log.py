@@ -10,13 +10,13 @@ from dualpace.runtime.types import Request
 def round_record(
     engine: str, applied: Applied, started_s: float, duration_s: float, route: Route | None = None
 ) -> dict[str, Any]:
-    """One applied round as a JSON-ready dict. `engine` is "gpu" or "cpu"; `started_s` is when its batch
-    started on the device.
+    """One applied round as a JSON-ready dict. `engine` is "gpu" or "cpu"; `started_s` is when its
+    batch started on the device.
 
-    Block counts and queue lengths are those the round ran with, right after its commit, so Equation 2 can
-    be checked wherever something was admitted; `batch` and `finished` are what came of it. `marked` are
-    marks newly set, `prefill_gpu` every prompt or chunk. `preempted` holds whoever lost its KV since this
-    engine's last round, a lost worker's requests included.
+    Block counts and queue lengths are those the round ran with, right after its commit, so
+    Equation 2 can be checked wherever something was admitted; `batch` and `finished` are what
+    came of it. `marked` are marks newly set, `prefill_gpu` every prompt or chunk. `preempted`
+    holds whoever lost its KV since this engine's last round, a lost worker's requests included.
     """
     step = applied.step
     gpu = step if isinstance(step, GpuStep) else None

@@ -1,4 +1,6 @@
-"""What a round decides, and what it becomes once committed: decisions name requests, steps name blocks."""
+"""What a round decides, and what it becomes once committed: decisions name requests, steps name
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class GpuRound:
 
     @property
     def exclusive(self) -> bool:
-        """It must not be scheduled ahead: it moves KV between tiers, recomputes, or gates host rows."""
+        """It must not be scheduled ahead: it moves KV between tiers, recomputes, or gates host
+        rows.
+        """
         return bool(
             self.swap_out
             or self.swap_in
@@ -127,7 +131,8 @@ class GpuStep:
     """A committed GPU round in physical terms: start `transfers`, then run `rows` as one batch.
 
     The batch waits for the swaps; only it may use blocks that a swap-out vacates. `rows` holds
-    decodes, swapped-in ones last, then prefills to the GPU, then to the CPU. Either list may be empty.
+    decodes, swapped-in ones last, then prefills to the GPU, then to the CPU. Either list may be
+    empty.
     """
 
     number: int

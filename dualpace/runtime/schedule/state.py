@@ -1,8 +1,9 @@
-"""The scheduling core: queues, both block pools, rounds and copies in flight, and the only verbs that change them.
+"""The scheduling core: queues, both block pools, rounds and copies in flight, and the only verbs
+that change them.
 
-Engine, simulator and tests drive this one machine. It knows no device, clock or token text, never waits
-and never fails on load: a verb that cannot act now returns None, and the caller tries again after any
-other verb has run.
+Engine, simulator and tests drive this one machine. It knows no device, clock or token text, never
+waits and never fails on load: a verb that cannot act now returns None, and the caller tries again
+after any other verb has run.
 """
 
 from bisect import bisect_left, insort
@@ -20,6 +21,7 @@ from dualpace.runtime.schedule.envelope import (
 from dualpace.runtime.schedule.estimate import Declared, Estimator
 from dualpace.runtime.schedule.integrity import check
 from dualpace.runtime.schedule.limits import Limits
+from dualpace.runtime.schedule.loss import lose_cpu, lose_gpu
 from dualpace.runtime.schedule.policies import Policy
 from dualpace.runtime.schedule.rounds import (
     Applied,
@@ -76,7 +78,7 @@ class State:
         self.gpu_rounds = self.cpu_rounds = 0
         self._num_added = self._num_transfers = 0
 
-    # --- requests -----------------------------------------------------------------------------------------
+    # requests
 
     @property
     def context_limit(self) -> int:
@@ -121,10 +123,12 @@ class State:
         self._end(request)
         return True
 
-    # --- the GPU engine -----------------------------------------------------------------------------------
+    # the GPU engine
 
     def schedule_gpu(self) -> GpuStep | None:
-        """Decides and commits the next GPU round, or a round ahead of the one in flight; None if none is due."""
+        """Decides and commits the next GPU round, or a round ahead of the one in flight; None if
+        none is due.
+        """
         while self._may_schedule_gpu():
             decision = self.policy.gpu_round(self.view())
             if self.gpu_in_flight and decision.exclusive:
@@ -147,23 +151,26 @@ class State:
     def apply_gpu(self, step: GpuStep, finished: Collection[int]) -> Applied:
         """Applies the oldest GPU step in flight: each row that sampled gained one token.
 
-        `finished` are ids that end with their token (EOS or stop); rows at max_tokens end by themselves.
+        `finished` are ids that end with their token (EOS or stop); rows at max_tokens end by
+        themselves.
         """
         assert self.gpu_in_flight and self.gpu_in_flight[0] is step, "steps are applied in order"
         self.gpu_in_flight.popleft()
-        self._end_lockstep(step)
+        self.end_lockstep(step)
         return self._apply(step, [*step.rows, *step.host_rows[0], *step.host_rows[1]], finished)
 
-    def _end_lockstep(self, step: GpuStep) -> None:
+    def end_lockstep(self, step: GpuStep) -> None:
         """Host rows of a GPU step (neo) are CPU-running for that step only."""
         if any(step.host_rows):
             self.cpu_waiting.extendleft(reversed(self.cpu_running))
             self.cpu_running = []
 
-    # --- the CPU engine -----------------------------------------------------------------------------------
+    # the CPU engine
 
     def schedule_cpu(self) -> CpuStep | None:
-        """Decides and commits the next CPU round; None if one is in flight or there is nothing to run now."""
+        """Decides and commits the next CPU round; None if one is in flight or there is nothing to
+        run now.
+        """
         if self.cpu_in_flight is not None or not self.policy.has_cpu_engine:
             return None
         while True:
@@ -189,7 +196,7 @@ class State:
                 request.in_flight -= 1
             if request.phase is Phase.ENDED:
                 applied.dropped.append(request)
-                self._release_if_unpinned(request)
+                self.release_if_unpinned(request)
                 continue
             applied.batch.append(request.id)
             if not row.sample:
@@ -212,7 +219,7 @@ class State:
         )
         request.peak_blocks = finish_peak(request, request.estimated_output)
 
-    # --- copies -------------------------------------------------------------------------------------------
+    # copies
 
     def start_transfer(
         self,
@@ -238,10 +245,10 @@ class State:
             transfer = self.transfers.pop(transfer_id, None)
             if transfer is None:
                 continue  # voided by lose_gpu
-            self._retire(transfer)
-            self._release_if_unpinned(transfer.request)
+            self.retire(transfer)
+            self.release_if_unpinned(transfer.request)
 
-    def _retire(self, transfer: Transfer) -> None:
+    def retire(self, transfer: Transfer) -> None:
         """Unpins the request, frees the source, and counts the destination as materialized."""
         transfer.request.pins -= 1
         if transfer.kind is TransferKind.SWAP_IN:
@@ -252,54 +259,24 @@ class State:
         self.gpu_vacating -= len(transfer.held)
         self.staging.discard(transfer.id)
 
-    # --- lost workers -------------------------------------------------------------------------------------
+    # lost workers
 
     def lose_gpu(self) -> list[Request]:
-        """The GPU worker died: HBM, the steps in flight and all outstanding copies are void.
+        """The GPU worker died: HBM, its steps in flight and all outstanding copies are void.
 
-        Whoever had KV in HBM, a row in a GPU step or a copy in flight is recomputed from the front of
-        waiting; returns them in arrival order. Host rows of a step (neo) keep their KV and run again.
+        Whoever had KV in HBM, a row in a GPU step or a copy in flight is recomputed from the
+        front of waiting; returns them in arrival order. Host rows of a step (neo) keep their KV
+        and run again.
         """
-        lost = {r.id: r for r in (*self.gpu_running, *self.ending.values())}
-        if self.waiting and self.waiting[0].blocks:
-            lost[self.waiting[0].id] = self.waiting[0]
-        for step in self.gpu_in_flight:
-            self._end_lockstep(step)
-            for row in step.rows:
-                row.request.pins -= 1
-                row.request.in_flight -= row.sample
-                lost[row.request.id] = row.request
-            for row in (*step.host_rows[0], *step.host_rows[1]):
-                self._undo_host_row(row)
-        self.gpu_in_flight.clear()
-        for transfer in self.transfers.values():
-            self._retire(transfer)
-            lost[transfer.request.id] = transfer.request
-        self.transfers.clear()
-        for request in (*lost.values(), *list(self.lingering.values())):
-            self._release_if_unpinned(request)
-        alive = sorted(
-            (r for r in lost.values() if r.phase is not Phase.ENDED), key=lambda r: r.order
-        )
-        for request in alive:
-            self._leave_queues(request)
-            self.recompute(request)
-        return alive
+        return lose_gpu(self)
 
     def lose_cpu(self) -> None:
-        """The CPU worker died: the step in flight is void and will be scheduled again. Host KV outlives it."""
-        step, self.cpu_in_flight = self.cpu_in_flight, None
-        for row in step.rows if step else ():
-            self._undo_host_row(row)
+        """The CPU worker died: the step in flight is void and will be scheduled again. Host KV
+        outlives it.
+        """
+        lose_cpu(self)
 
-    def _undo_host_row(self, row: Row) -> None:
-        request = row.request
-        request.pins -= 1
-        request.in_flight -= 1
-        request.kv_len -= 1
-        self._release_if_unpinned(request)
-
-    # --- queues -------------------------------------------------------------------------------------------
+    # queues
 
     def join_gpu_queue(self, request: Request) -> None:
         """Puts a decode at its place in arrival order."""
@@ -316,9 +293,11 @@ class State:
             self.marked.remove(request)
 
     def recompute(self, request: Request) -> None:
-        """Drops the KV of a request in no queue but the GPU's, and puts it back in waiting by arrival.
+        """Drops the KV of a request in no queue but the GPU's, and puts it back in waiting by
+        arrival.
 
-        The prompt in progress keeps the head: it holds blocks that anybody before it may be waiting for.
+        The prompt in progress keeps the head: it holds blocks that anybody before it may be
+        waiting for.
         """
         assert request.ready, f"request {request.id} is touched by something in flight"
         (self.preempted_gpu if request.owner is Owner.GPU else self.preempted_cpu).append(
@@ -338,14 +317,14 @@ class State:
         self.waiting.insert(place, request)
 
     def _end(self, request: Request) -> None:
-        self._leave_queues(request)
+        self.leave_queues(request)
         self.unmark(request)
         del self.requests[request.id]
         request.phase = Phase.ENDED
         self.lingering[request.id] = request
-        self._release_if_unpinned(request)
+        self.release_if_unpinned(request)
 
-    def _leave_queues(self, request: Request) -> None:
+    def leave_queues(self, request: Request) -> None:
         if self.ending.pop(request.id, None):
             return
         if request.phase is Phase.WAITING:
@@ -357,19 +336,22 @@ class State:
         else:
             self.cpu_waiting.remove(request)
 
-    def _release_if_unpinned(self, request: Request) -> None:
-        if request.phase is Phase.ENDED and request.ready and self.lingering.pop(request.id, None):
+    def release_if_unpinned(self, request: Request) -> None:
+        if request.phase is Phase.ENDED and request.ready and request.id in self.lingering:
+            del self.lingering[request.id]
             self._free_blocks(request)
 
     def _free_blocks(self, request: Request) -> None:
         (self.gpu_pool if request.owner is Owner.GPU else self.host_pool).free(request.blocks)
         request.blocks = []
 
-    # --- what others may read -----------------------------------------------------------------------------
+    # what others may read
 
     @property
     def envelope(self) -> HostEnvelope:
-        """Equation 2 as it stands: the CPU reads the reserve from here, so it is never out of date."""
+        """Equation 2 as it stands: the CPU reads the reserve from here, so it is never out of
+        date.
+        """
         partial = self.waiting[0].peak_blocks if self.waiting and self.waiting[0].blocks else 0
         peak = gpu_peak(self.gpu_running) + partial
         return HostEnvelope(
@@ -413,7 +395,9 @@ class State:
         )
 
     def check(self) -> None:
-        """Proves the invariants of both pools and all queues; raises AssertionError. Slow: idle time and tests."""
+        """Proves the invariants of both pools and all queues; raises AssertionError. Slow: idle
+        time and tests.
+        """
         check(self)
 
 

@@ -1,4 +1,6 @@
-"""What a policy may look at: read-only windows on the live queues and counts. Copies nothing, decides nothing."""
+"""What a policy may look at: read-only windows on the live queues and counts. Copies nothing,
+decides nothing.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,9 +14,9 @@ from dualpace.runtime.types import BLOCK_TOKENS, Phase, Request, blocks_for
 class View:
     """The state as it will be when every committed GPU round has run.
 
-    Rows of a round in flight are already one token longer and those that reach their token limit with it
-    are gone from the queues; blocks are free only when they really are. Counts are in blocks.
-    Queues are live: read them during the round, keep none of them.
+    Rows of a round in flight are already one token longer and those that reach their token limit
+    with it are gone from the queues; blocks are free only when they really are. Counts are in
+    blocks. Queues are live: read them during the round, keep none of them.
     """
 
     limits: Limits

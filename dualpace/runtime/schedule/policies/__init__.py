@@ -1,4 +1,6 @@
-"""Scheduling policies by name, one file each, imported on use. A policy only decides: view in, round out."""
+"""Scheduling policies by name, one file each, imported on use. A policy only decides: view in,
+round out.
+"""
 
 from importlib import import_module
 from typing import Any, Protocol

@@ -1,4 +1,6 @@
-"""The paper's policy: two engines at their own pace, coupled by the host KV envelope (section 4.1)."""
+"""The paper's policy: two engines at their own pace, coupled by the host KV envelope (section
+4.1).
+"""
 
 from dualpace.runtime.schedule.cpu_round import cpu_round
 from dualpace.runtime.schedule.gpu_round import gpu_round

@@ -1,4 +1,6 @@
-"""Continuous batching in HBM alone: chunked prefill, recompute preemption. The baseline without a host tier."""
+"""Continuous batching in HBM alone: chunked prefill, recompute preemption. The baseline without a
+host tier.
+"""
 
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound, Prefill
 from dualpace.runtime.schedule.view import View
@@ -6,7 +8,9 @@ from dualpace.runtime.types import blocks_for
 
 
 class GpuOnly:
-    """Running decodes first; prompts in chunks up to the soft token limit; the youngest is dropped under pressure."""
+    """Running decodes first; prompts in chunks up to the soft token limit; the youngest is
+    dropped under pressure.
+    """
 
     uses_host = False
     has_cpu_engine = False
@@ -30,7 +34,9 @@ class GpuOnly:
 
 
 def admit_chunks(view: View, decision: GpuRound, free: int) -> None:
-    """Prompts in FIFO order, each with all its blocks at once and as many tokens as the soft limit leaves."""
+    """Prompts in FIFO order, each with all its blocks at once and as many tokens as the soft
+    limit leaves.
+    """
     rows = tokens = len(decision.decode)
     for request in view.waiting:
         left = view.limits.soft_tokens - tokens

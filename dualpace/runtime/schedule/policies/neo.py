@@ -1,8 +1,9 @@
 """NEO's GPU-gated asymmetric pipeline (section 3.1, Figure 4, Equation 1), to compare with.
 
-A GPU round carries host-resident decodes in two sub-batches, in lockstep: sub-batch 0 beside the prompts and
-the GPU-resident decodes, sub-batch 1 by itself. The GPU runs all dense work, the CPU attention over host KV.
-There is no CPU engine: host-resident requests move only with a GPU round that hides them.
+A GPU round carries host-resident decodes in two sub-batches, in lockstep: sub-batch 0 beside the
+prompts and the GPU-resident decodes, sub-batch 1 by itself. The GPU runs all dense work, the CPU
+attention over host KV. There is no CPU engine: host-resident requests move only with a GPU round
+that hides them.
 """
 
 from collections.abc import Sequence
@@ -26,10 +27,14 @@ class Predictor(Protocol):
         """Pre- and post-attention of that many token rows: T^l."""
 
     def gpu_attention_s(self, prefills: Sequence[tuple[int, int]], decode_tokens: int) -> float:
-        """T^ga of prompts (tokens now, context after) and of decodes over `decode_tokens` KV tokens in all."""
+        """T^ga of prompts (tokens now, context after) and of decodes over `decode_tokens` KV
+        tokens in all.
+        """
 
     def cpu_attention_s(self, num_requests: int, kv_tokens: int) -> float:
-        """T^ca of that many host rows over `kv_tokens` KV tokens in all, activations' way included."""
+        """T^ca of that many host rows over `kv_tokens` KV tokens in all, activations' way
+        included.
+        """
 
     def post_layer_s(self, num_rows: int) -> float:
         """Final norm, head and sampling of that many rows, once an iteration."""
@@ -43,8 +48,13 @@ class Neo:
     guards_host = False
 
     def __init__(
-        self, predictor: Predictor, skips_longer: bool = True, needs_gpu_work: bool = True
+        self,
+        predictor: Predictor | None = None,
+        skips_longer: bool = True,
+        needs_gpu_work: bool = True,
     ) -> None:
+        if predictor is None:
+            raise ConfigError("policy=neo needs predicted times: run it in scripts/simulate.py")
         self._predictor = predictor
         self._skips_longer = skips_longer  # after a refusal, pass over all that are as long
         self._needs_gpu_work = needs_gpu_work  # no host rows in a round without GPU rows
@@ -76,7 +86,9 @@ class HostPlan:
 
 
 def keep_gpu_decodes(view: View, plan: HostPlan, decision: GpuRound) -> int:
-    """All GPU decodes, less the newest while their next tokens do not fit; those swap out, or recompute."""
+    """All GPU decodes, less the newest while their next tokens do not fit; those swap out, or
+    recompute.
+    """
     decision.decode = list(view.gpu_running)
     free = view.gpu_free - sum([r.next_growth for r in view.gpu_running])
     if free < 0 and view.rounds_in_flight:
@@ -100,7 +112,9 @@ def keep_gpu_decodes(view: View, plan: HostPlan, decision: GpuRound) -> int:
 
 
 def swap_in_head(view: View, plan: HostPlan, decision: GpuRound, free: int) -> int:
-    """From the head of the host queue while HBM is not nearly full; never in a round that swaps out."""
+    """From the head of the host queue while HBM is not nearly full; never in a round that swaps
+    out.
+    """
     if decision.swap_out or decision.preempt or view.rounds_in_flight:
         return free
     rows = len(decision.decode)
@@ -164,7 +178,9 @@ class SubBatches:
         return linear[0] - cpu[1], linear[1] + self.gpu_attention_s - cpu[0]
 
     def layer_s(self) -> float:
-        """Figure 4: linear 0 beside CPU attention 1, then linear 1 and GPU attention beside CPU attention 0."""
+        """Figure 4: linear 0 beside CPU attention 1, then linear 1 and GPU attention beside CPU
+        attention 0.
+        """
         linear, cpu = self._linear_s(), self._cpu_s()
         return max(linear[0], cpu[1]) + max(linear[1] + self.gpu_attention_s, cpu[0])
 
@@ -205,10 +221,11 @@ def host_rows_alone(view: View, plan: HostPlan) -> tuple[list[Request], list[Req
 def add_host_rows(
     view: View, plan: HostPlan, decision: GpuRound, predictor: Predictor, skips_longer: bool
 ) -> None:
-    """Host decodes that both overlaps of Equation 1 hide, if the pipeline then serves more rows a second.
+    """Host decodes that both overlaps of Equation 1 hide, if the pipeline then serves more rows a
+    second.
 
-    Each goes where the margin is larger and is taken back when a margin turns negative; from then on those
-    as long or longer are passed over, if NEO's rule for that is on.
+    Each goes where the margin is larger and is taken back when a margin turns negative; from then
+    on those as long or longer are passed over, if NEO's rule for that is on.
     """
     prefills = [
         (p.num_tokens, p.request.kv_len + p.num_tokens)

@@ -1,0 +1,88 @@
+"""A GPU round in the making: what it has decided and what the next candidate is judged by.
+
+The budgets of Appendix A.1 in one place; which of them bind whom is `gpu_round`'s business.
+"""
+
+from dualpace.runtime.schedule.envelope import migration_reserve
+from dualpace.runtime.schedule.rounds import GpuRound
+from dualpace.runtime.schedule.view import View
+from dualpace.runtime.types import Request, blocks_for
+
+
+class Draft:
+    """A round in the making: the decision, and the budgets that the next candidate is judged by."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.round = GpuRound()
+        self.queue = list(view.gpu_running)  # Q_G after the decisions so far, arrival order
+        self.runnable: list[Request] = []  # decodes whose next token fits
+        self.waits = False  # nothing but the swap-outs chosen may happen in this round
+        self.rows = self.tokens = self.staged = 0
+        self.free = view.gpu_free  # HBM blocks left after all decodes' next tokens and admissions
+        self.planned = view.envelope.planned
+        self.migration = 0
+        self.peak = 0  # Equation 4: summed finish peaks of the queue and of a prompt in progress
+        self.marked_rows = self.marked_blocks = 0  # what marks reserve
+        self.cpu_promise = idle_cpu_promise(view)
+
+    @property
+    def slack(self) -> int:
+        """Host blocks left under Equation 2 with the decisions so far."""
+        envelope = self.view.envelope
+        return envelope.capacity - envelope.used - self.planned - envelope.growth - self.migration
+
+    def reserve(self, queue: list[Request], peak: int) -> int:
+        """The migration reserve (Equation 4) for that queue."""
+        return migration_reserve(reversed(queue), peak, self.view.gpu_capacity)
+
+    def has_room_for_optional_row(self) -> bool:
+        """The row limit and the soft token limit leave room for one more row beside the marked
+        ones.
+        """
+        limits = self.view.limits
+        return (
+            self.rows + self.marked_rows < limits.gpu_rows
+            and self.tokens + self.marked_rows < limits.soft_tokens
+        )
+
+    def promises_hbm(self, request: Request) -> bool:
+        """A swap-in's two tests: its next token fits now, and its finish peak beside all others'
+        for good.
+        """
+        next_token = blocks_for(request.kv_len + 1)
+        return (
+            next_token <= self.free - self.marked_blocks
+            and self.peak + self.marked_blocks + request.peak_blocks <= self.view.gpu_capacity
+        )
+
+    def reserve_mark(self, request: Request) -> None:
+        """A mark takes a row, a token and the finish peak out of the budgets; it changes no
+        ownership.
+        """
+        self.marked_rows += 1
+        self.marked_blocks += request.peak_blocks
+
+    def release_mark(self, request: Request) -> None:
+        self.marked_rows -= 1
+        self.marked_blocks -= request.peak_blocks
+
+
+def idle_cpu_promise(view: View) -> int:
+    """Beyond the appendix: host blocks that admissions leave for the head of an idle CPU tier to
+    finish.
+
+    Growth (Equation 3) counts running requests only; without this, prompts could fill the host,
+    or keep the reserve high, for ever while the CPU's first request finds no room to grow.
+    """
+    if view.cpu_running or not view.cpu_waiting:
+        return 0
+    return view.cpu_waiting[0].finish_growth
+
+
+def in_arrival_order(queue: list[Request], request: Request) -> list[Request]:
+    """The queue with the request at its place; a recomputed one may be older than the tail."""
+    place = len(queue)
+    while place and queue[place - 1].order > request.order:
+        place -= 1
+    return [*queue[:place], request, *queue[place:]]
