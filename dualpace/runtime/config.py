@@ -90,6 +90,10 @@ class NeoPolicyConfig(PolicyConfig):
 
     name: str = "neo"
     runs_cpu_engine: ClassVar[bool] = False
+    skips_longer: bool = True  # once a host row is refused, all as long are passed over
+    needs_gpu_work: bool = True  # no host row runs without GPU rows
+    launch_ms: float = 0.8  # added to each predicted CPU attention of a layer
+    fp16_kernel: bool = True  # CPU attention widens fp16 without AMX; false: this project's kernel
 
 
 @dataclass(slots=True, kw_only=True)

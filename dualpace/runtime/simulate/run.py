@@ -12,14 +12,17 @@ from typing import Any
 from dualpace.config import SimulateConfig
 from dualpace.runtime.bench.metrics import summarize
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
+from dualpace.runtime.config import NeoPolicyConfig
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.estimate import make_estimator
 from dualpace.runtime.schedule.limits import Limits
+from dualpace.runtime.schedule.log import request_record, round_record
 from dualpace.runtime.schedule.policies import Policy, make_policy
 from dualpace.runtime.schedule.rounds import Applied
 from dualpace.runtime.schedule.state import State
 from dualpace.runtime.simulate.cost import CostModel, Curve
+from dualpace.runtime.simulate.predictor import LayerPredictor
 from dualpace.runtime.simulate.simulator import Simulation, Timeline
 from dualpace.runtime.simulate.work import GpuWorkModel
 
@@ -106,7 +109,7 @@ def make_simulation(
         cost,
         GpuWorkModel(cost, host_kernel(config, cost), poll_s),
         requests,
-        route=lambda rows: route(rows, p, f),
+        route=(lambda rows: route(rows, p, f)) if config.policy.runs_cpu_engine else None,
         on_round=round_writer(config, stack),
     )
 
@@ -117,8 +120,6 @@ def round_writer(
     """Writes each applied round to the round log; None if no log is named."""
     if config.runtime.round_log is None:
         return None
-    from dualpace.runtime.schedule.log import round_record
-
     log = RoundLog(config.runtime.round_log)
     stack.callback(log.flush)
 
@@ -138,16 +139,9 @@ def write_requests(
     log = RequestLog(config.runtime.request_log)
     for spec in requests:
         record = run.records[spec.id]
-        entry: dict[str, Any] = {
-            "id": spec.id,
-            "arrival": spec.arrival_s,
-            "prompt_len": spec.prompt_len,
-            "output_len": len(record.token_times_s),
-            "max_tokens": run.max_tokens[spec.id],
-        }
-        if record.error == "refused":
-            entry["refused"] = True
-        log.write(entry)
+        refused = record.error == "refused"
+        tokens = len(record.token_times_s)
+        log.write(request_record(run.requests[spec.id], tokens, refused=refused))
     log.close()
 
 
@@ -213,11 +207,18 @@ def downsample(timeline: Timeline, points: int) -> dict[str, list[float]]:
 
 def make_simulated_policy(config: SimulateConfig, cost: CostModel) -> Policy:
     """The policy under its own options; `neo` predicts with the same costs that it then pays."""
-    options = {f.name: getattr(config.policy, f.name) for f in fields(config.policy)}
+    policy = config.policy
+    options = {f.name: getattr(policy, f.name) for f in fields(policy)}
     name = options.pop("name")
+    if isinstance(policy, NeoPolicyConfig):
+        del options["launch_ms"], options["fp16_kernel"]
+        kernel = host_kernel(config, cost)
+        options["predictor"] = LayerPredictor(cost, kernel, policy.launch_ms / 1e3)
     return make_policy(name, **options)
 
 
 def host_kernel(config: SimulateConfig, cost: CostModel) -> Curve:
     """The CPU attention kernel that rows in lockstep with the GPU run."""
-    return cost.cpu_attention_fp16
+    policy = config.policy
+    fp16 = isinstance(policy, NeoPolicyConfig) and policy.fp16_kernel
+    return cost.cpu_attention_fp16 if fp16 else cost.cpu_attention

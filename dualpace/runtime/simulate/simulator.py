@@ -45,7 +45,10 @@ class Timeline:
 
 
 class Simulation:
-    """One run of a workload against a `State`. `run` may be called once."""
+    """One run of a workload against a `State`. `run` may be called once.
+
+    `route` places a CPU batch by its size; None if the policy runs no CPU engine.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Simulation:
         work: GpuWorkModel,
         requests: Sequence[RequestSpec],
         *,
-        route: Callable[[int], Route],
+        route: Callable[[int], Route] | None,
         on_round: RoundSink | None = None,
     ) -> None:
         self._state = state
@@ -77,7 +80,7 @@ class Simulation:
         self._left = len(requests)
         self.now = 0.0
         self.records = {r.id: RequestRecord(r.id, r.arrival_s, r.prompt_len) for r in requests}
-        self.max_tokens: dict[int, int] = {}
+        self.requests: dict[int, Request] = {}
         self.timeline = Timeline()
         self.rounds = {"gpu": 0, "cpu": 0}
         self.preemptions = 0
@@ -124,12 +127,11 @@ class Simulation:
             self._arrived += 1
             room = self._context_limit - spec.prompt_len + 1
             max_tokens = min(spec.max_tokens or room, room)
-            self.max_tokens[spec.id] = max_tokens
+            request = Request(spec.id, spec.prompt_len, max_tokens, spec.arrival_s)
+            self.requests[spec.id] = request
             self._output_len[spec.id] = min(spec.output_len, max_tokens)
             try:
-                if room < 1:
-                    raise RequestTooLong(f"prompt of {spec.prompt_len} tokens leaves no room")
-                self._state.add(Request(spec.id, spec.prompt_len, max_tokens, spec.arrival_s))
+                self._state.add(request)
             except RequestTooLong:
                 self.records[spec.id].error = "refused"
                 self._left -= 1
@@ -190,7 +192,7 @@ class Simulation:
     # CPU engine
 
     def _start_cpu(self) -> None:
-        if self._cpu_step is not None:
+        if self._cpu_step is not None or self._route is None:
             return
         step = self._state.schedule_cpu()
         if step is None:

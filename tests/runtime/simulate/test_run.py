@@ -1,0 +1,137 @@
+"""From settings to result, through Hydra: what the script prints, writes and refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from dualpace.config import SimulateConfig, check, conf_dir, register
+from dualpace.errors import ConfigError
+from dualpace.runtime.schedule.check import check_log
+from dualpace.runtime.simulate.run import simulate
+
+ROOT = Path(__file__).parents[3]
+POLICIES = ("dualpace", "neo", "gpu_only")
+# Long prompts press this small pool, so that every policy has to choose.
+SMALL = [
+    "workload=lognormal",
+    "workload.num_requests=50",
+    "workload.rate=6",
+    "workload.max_len=4096",
+    "kv.gpu_blocks=500",
+    "kv.host_blocks=4000",
+]
+
+
+def settings(*overrides: str) -> SimulateConfig:
+    register()
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        config = OmegaConf.to_object(compose("simulate", [*SMALL, *overrides]))
+    assert isinstance(config, SimulateConfig)
+    check(config)
+    return config
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("declared", [True, False])
+def test_the_logs_of_a_run_pass_the_replay(policy: str, declared: bool, tmp_path: Path) -> None:
+    config = settings(f"policy={policy}")
+    config.kv.output_estimate = "declared" if declared else "quantile"
+    config.workload.max_tokens = "trace" if declared else "unset"
+    config.runtime.round_log = str(tmp_path / "rounds.jsonl")
+    config.runtime.request_log = str(tmp_path / "requests.json")
+    result = simulate(config)
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").open()]
+    requests = json.loads((tmp_path / "requests.json").read_text())
+    problems = check_log(rounds, requests, declared and policy == "dualpace")
+    if (
+        policy == "neo"
+    ):  # NEO keeps no reserve; the log says where Equation 2 would have held it back
+        problems = [problem for problem in problems if "Equation 2" not in problem]
+    assert problems == []
+    assert len(requests) == result["completed"] == 50
+    assert sum(r["output_len"] for r in requests) == result["total_output_tokens"]
+    assert result["timeline"]["tokens"][-1] == result["total_output_tokens"]
+    assert len(rounds) == result["gpu_rounds"] + result["cpu_rounds"]
+
+
+def test_only_policies_with_a_host_tier_decode_on_the_host() -> None:
+    shares = {p: simulate(settings(f"policy={p}"))["cpu_resident_tokens"] for p in POLICIES}
+    assert shares["dualpace"] > 0 and shares["neo"] > 0 and shares["gpu_only"] == 0
+
+
+def test_the_same_seed_gives_the_same_result_and_another_one_does_not() -> None:
+    def numbers(*overrides: str) -> dict[str, Any]:
+        return {k: v for k, v in simulate(settings(*overrides)).items() if k != "wall_s"}
+
+    assert numbers() == numbers()
+    assert numbers() != numbers("workload.seed=1")
+
+
+def test_a_faster_host_kernel_lets_neo_decode_more_on_the_host() -> None:
+    slow = simulate(settings("policy=neo", "workload.rate=inf"))
+    fast = simulate(
+        settings(
+            "policy=neo", "workload.rate=inf", "policy.fp16_kernel=false", "policy.launch_ms=0"
+        )
+    )
+    assert fast["cpu_resident_tokens"] > slow["cpu_resident_tokens"]
+
+
+def test_cpu_tensor_parallelism_and_host_memory_can_be_set() -> None:
+    one = simulate(settings("workload.rate=inf"))
+    two = simulate(settings("workload.rate=inf", "cpu.tp=2"))
+    assert two["duration"] < one["duration"]
+    config = settings("kv.host_blocks=null", "kv.host_gib=1")
+    assert simulate(config)["host_blocks"] == 512
+
+
+def test_a_machine_file_is_refused_because_it_would_be_ignored() -> None:
+    with pytest.raises(ConfigError, match="simulated=NAME"):
+        settings("+hw=rtx4090")
+
+
+def run_script(name: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / name, *overrides],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_a_sweep_prints_json_keeps_results_and_is_drawn(tmp_path: Path) -> None:
+    name = "${policy.name}-${workload.rate}.json"
+    out = run_script(
+        "simulate.py",
+        "--multirun",
+        *SMALL,
+        "policy=dualpace,gpu_only",
+        "workload.rate=2,6",
+        "workload.label=conversation",
+        f"result='{tmp_path}/results/{name}'",
+        f"hydra.sweep.dir={tmp_path}",
+    )
+    assert out.returncode == 0, out.stderr
+    last = json.loads(out.stdout.splitlines()[-1])
+    assert {"p99_ttft_ms", "p99_itl_ms", "p99_tpot_ms", "request_throughput"} <= last.keys()
+    assert len(list((tmp_path / "results").glob("*.json"))) == 4
+    out = run_script("plot.py", f"results=[{tmp_path}/results]", f"out={tmp_path}/figures")
+    assert out.returncode == 0, out.stderr
+    files = [Path(file) for file in json.loads(out.stdout.splitlines()[-1])["figures"]]
+    drawn = {"figure1.png", "figure1.svg", "figure9.png", "figure10.svg", "figure14.png"}
+    assert drawn <= {file.name for file in files}
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_impossible_settings_are_one_sentence_and_exit_code_1() -> None:
+    out = run_script("simulate.py", "workload=azure", "workload.path=nowhere.csv")
+    assert out.returncode == 1
+    assert "workload.path=nowhere.csv is not a file" in out.stderr
+    assert "Traceback" not in out.stderr
