@@ -72,7 +72,7 @@ class AcceleratorWorker:
 
     @torch.inference_mode()
     def turn(self) -> None:
-        """Waits for work unless there is some, then serves one assist or else runs one main task.
+        """Waits unless there is work, serves a ready assist, then runs one main task.
 
         Raises LifelineClosedError.
         """

@@ -70,13 +70,15 @@ def build_accelerator(
         attention = AcceleratorAttention(hbm, plan.model.num_q_heads, plan.gpu.threads)
         attention.warm_up()
     copies = copy_engine(link.doorbell)
+    staging = Staging(host, plan.gpu.max_batched_tokens, copies)
+    progress.bytes["staging"] = staging.nbytes
     assists = AssistService(link, stages, dtype, device) if assists_reachable(plan) else None
     return AcceleratorWorker(
         link,
         stages,
         attention,
         Transfers(hbm, host, copies),
-        Staging(host, plan.gpu.max_batched_tokens, copies),
+        staging,
         assists,
         plan.model.num_layers,
         device,

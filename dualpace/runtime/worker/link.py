@@ -74,6 +74,11 @@ class Link:
             silence(self.doorbell)
         self._flush()
 
+    def check_lifeline(self) -> None:
+        """Raises LifelineClosedError, and leaves the doorbell alone: for the time before Ready."""
+        if any(fd == self._lifeline.fileno() for fd, _ in self._poll.poll(0)):
+            raise LifelineClosedError
+
     def receive(self) -> Iterator[Message]:
         return self._channel.down.take()
 

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,9 +79,15 @@ def _settle(plan: Plan, role: str) -> None:
 
 def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyEngine]) -> None:
     link.send(Phase("importing torch"))
+    started = time.monotonic()
     from dualpace.runtime.worker import build
 
-    progress = build.Progress(lambda text: link.send(Phase(text)))
+    def say(text: str) -> None:
+        link.check_lifeline()
+        link.send(Phase(text))
+
+    progress = build.Progress(say)
+    progress.seconds["import"] = round(time.monotonic() - started, 3)
     worker: build.Worker
     if role == "gpu":
         worker = build.build_accelerator(plan, link, progress, copy_engine)

@@ -166,8 +166,10 @@ def _decode_arrays(batch: GpuBatch | CpuBatch, rows: Int64) -> DecodeArrays:
 
 
 def _slots(blocks: Int32, first_block: Int32, positions: Int64) -> Int64:
-    block = blocks[first_block + positions // BLOCK_TOKENS].astype(np.int64)
-    return block * BLOCK_TOKENS + positions % BLOCK_TOKENS
+    slots: Int64 = blocks[first_block + positions // BLOCK_TOKENS].astype(np.int64)
+    slots *= BLOCK_TOKENS
+    slots += positions % BLOCK_TOKENS
+    return slots
 
 
 def _sampling(batch: GpuBatch | CpuBatch, rows: Int64) -> SamplingArrays:

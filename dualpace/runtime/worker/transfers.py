@@ -84,6 +84,10 @@ class Staging:
         self._copies = copies
         self._readers: list[list[CopyEvent]] = [[] for _ in range(_STAGING_BUFFERS)]
 
+    @property
+    def nbytes(self) -> int:
+        return self._buffers.nbytes
+
     def readers(self, layer: int) -> list[CopyEvent]:
         """Events that must have fired before `put` for this layer."""
         return self._readers[layer % _STAGING_BUFFERS]

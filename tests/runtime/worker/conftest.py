@@ -1,349 +1,27 @@
-"""An engine's hand on two workers that run as threads here, with real shared memory."""
+"""Fixtures of the workers' tests: a small model, plans, rigs and the reference."""
 
 import json
 import random
-import socket
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from dualpace.config import load
-from dualpace.graphs.attention import causal_prefill
-from dualpace.graphs.cache import GraphCache
-from dualpace.graphs.executor import Stages
-from dualpace.graphs.load import load_weights
-from dualpace.graphs.sampling import SamplingRows
-from dualpace.graphs.source import resolve_source
-from dualpace.runtime import messages as m
-from dualpace.runtime.assist import AssistBuffer
-from dualpace.runtime.channel import Channel
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.resolve import resolve
-from dualpace.runtime.routing import Route
-from dualpace.runtime.shared_memory import SharedRegion
-from dualpace.runtime.wire import Message
-from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
-from dualpace.runtime.worker import build
-from dualpace.runtime.worker.copies import CopyEngine, CopyJob
-from dualpace.runtime.worker.link import LifelineClosedError, Link
-
-PATIENCE_S = 60.0  # only a failing test waits so long
-GPU_BLOCKS, HOST_BLOCKS = 40, 48
-LAYERS = 5  # staging buffers are used again from the third on
-
-
-class HeldCopies(CopyEngine):
-    """Keeps every copy until it is let go."""
-
-    def __init__(self, doorbell: int) -> None:
-        super().__init__(doorbell)
-        self.held: list[CopyJob] = []
-        self.holding = True
-        self._changed = threading.Condition()
-
-    def dispatch(self, job: CopyJob) -> None:
-        with self._changed:
-            if self.holding:
-                self.held.append(job)
-            else:
-                super().dispatch(job)
-            self._changed.notify_all()
-
-    def wait_held(self, count: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.held) >= count, PATIENCE_S)
-
-    def release(self, count: int | None = None, last_first: bool = False) -> None:
-        """Lets `count` held copies run, or all of them and all to come."""
-        with self._changed:
-            self.holding = self.holding and count is not None
-            jobs = self.held[::-1] if last_first else list(self.held)
-            for job in jobs[:count]:
-                self.held.remove(job)
-                super().dispatch(job)
-
-
-class WildCopies(CopyEngine):
-    """Late and out of order: each copy waits a moment on a thread of its own."""
-
-    def __init__(self, doorbell: int) -> None:
-        super().__init__(doorbell)
-        self._random = random.Random(3)
-
-    def dispatch(self, job: CopyJob) -> None:
-        delay = self._random.uniform(0, 0.01)
-        threading.Timer(delay, super().dispatch, [job]).start()
-
-
-class Peer:
-    """One worker: its channel, and the thread that runs it."""
-
-    def __init__(self, plan: Plan, role: str) -> None:
-        self.channel = Channel.create(role, channel_size(plan, role))
-        self.ours, self.theirs = socket.socketpair()
-        self.error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._seen: deque[Message] = deque()
-
-    def start(self, worker: build.Worker) -> None:
-        def work() -> None:
-            torch.set_num_threads(1)
-            try:
-                while True:
-                    worker.turn()
-            except LifelineClosedError:
-                pass
-            except BaseException as error:  # shown by the next look at this worker
-                self.error = error
-
-        self._thread = threading.Thread(target=work, daemon=True)
-        self._thread.start()
-
-    def expect(self, kind: type[Message]) -> Message:
-        """The next message of this kind; others are kept."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            if (message := self._look(kind)) is not None:
-                return message
-            time.sleep(0.001)
-        raise AssertionError(f"no {kind.__name__}")
-
-    def silent(self, kind: type[Message], seconds: float = 0.15) -> bool:
-        """Whether no message of this kind comes for a while."""
-        time.sleep(seconds)
-        return self._look(kind) is None
-
-    def _look(self, kind: type[Message]) -> Message | None:
-        self._seen.extend(self.channel.up.take())
-        if self.error is not None:
-            raise self.error
-        for message in self._seen:
-            if isinstance(message, kind):
-                self._seen.remove(message)
-                return message
-        return None
-
-    def close(self) -> None:
-        self.ours.close()
-        if self._thread is not None:
-            self._thread.join(PATIENCE_S)
-            assert not self._thread.is_alive()
-        self.theirs.close()
-        self.channel.close()
-
-
-@dataclass
-class Talk:
-    """A request: prompt and output so far, and its blocks in the pool where it lives."""
-
-    id: int
-    tokens: list[int]
-    temperature: float = 0.0
-    blocks: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.prompt_len = len(self.tokens)
-
-    @property
-    def output(self) -> list[int]:
-        return self.tokens[self.prompt_len :]
-
-    @property
-    def uniform(self) -> float:
-        return self.uniform_at(len(self.tokens))
-
-    def uniform_at(self, position: int) -> float:
-        return (self.id * 0.37 + position * 0.211) % 1.0
-
-
-@dataclass
-class Row:
-    talk: Talk
-    kind: int
-    start: int
-    tokens: list[int]
-    sample: bool = True
-    transfer_id: int = -1
-
-
-class Rig:
-    """Both workers and the blocks of both pools."""
-
-    def __init__(self, plan: Plan, copies: Callable[[int], CopyEngine], start_gpu: bool) -> None:
-        self.plan = plan
-        self.host_region = SharedRegion.create(
-            "host pool", kv_layout(plan).host_bytes(plan.kv.host_blocks)
-        )
-        layout = assist_layout(plan)
-        self.assist_region = SharedRegion.create("assist", layout.nbytes)
-        self.assist = AssistBuffer(self.assist_region, layout)
-        self.gpu, self.cpu = Peer(plan, "gpu"), Peer(plan, "cpu")
-        self._steps = 0
-        mix = random.Random(1)
-        self.free = {"gpu": list(range(1, GPU_BLOCKS)), "host": list(range(1, HOST_BLOCKS))}
-        for blocks in self.free.values():
-            mix.shuffle(blocks)
-        progress = build.Progress(lambda text: None)
-        links = {
-            "gpu": self._link(self.gpu, self.cpu),
-            "cpu": self._link(self.cpu, self.gpu),
-        }
-
-        def make_copies(doorbell: int) -> CopyEngine:
-            self.copies = copies(doorbell)
-            return self.copies
-
-        self.gpu_worker = build.build_accelerator(plan, links["gpu"], progress, make_copies)
-        self.cpu_worker = build.build_cpu(plan, links["cpu"], progress)
-        if start_gpu:
-            self.gpu.start(self.gpu_worker)
-        self.cpu.start(self.cpu_worker)
-
-    def _link(self, peer: Peer, other: Peer) -> Link:
-        assist = AssistBuffer(self.assist_region, self.assist.layout)
-        host = self.host_region.view
-        return Link(peer.channel, peer.theirs, assist, host, other.channel.bell_down)
-
-    def close(self) -> None:
-        if isinstance(self.copies, HeldCopies):
-            self.copies.release()
-        self.gpu.close()
-        self.cpu.close()
-        self.copies.close()
-
-    # ---- blocks
-
-    def grow(self, talk: Talk, pool: str, num_tokens: int) -> None:
-        while len(talk.blocks) * 16 < num_tokens:
-            talk.blocks.append(self.free[pool].pop())
-
-    def take(self, pool: str, count: int) -> list[int]:
-        return [self.free[pool].pop() for _ in range(count)]
-
-    # ---- rows
-
-    @staticmethod
-    def prefill(talk: Talk, kind: int = m.PREFILL_GPU, transfer_id: int = -1) -> Row:
-        """The whole text so far: a prompt, or a recompute."""
-        return Row(talk, kind, 0, list(talk.tokens), True, transfer_id)
-
-    @staticmethod
-    def piece(talk: Talk, start: int, end: int) -> Row:
-        return Row(talk, m.PREFILL_GPU, start, talk.tokens[start:end], end == talk.prompt_len)
-
-    @staticmethod
-    def decode(talk: Talk) -> Row:
-        return Row(talk, m.DECODE, len(talk.tokens) - 1, talk.tokens[-1:])
-
-    @staticmethod
-    def decode_ahead(talk: Talk) -> Row:
-        """Its input is what the step in flight samples."""
-        return Row(talk, m.DECODE, len(talk.tokens), [m.TOKEN_IN_FLIGHT])
-
-    # ---- steps
-
-    def send_gpu(
-        self, rows: Sequence[Row] = (), migrations: Sequence[tuple[int, int, list, list]] = ()
-    ) -> int:
-        """Migrations are (id, kind, source blocks, target blocks). Grows the rows' blocks."""
-        self._steps += 1
-        for row in rows:
-            pool = "host" if row.kind == m.PREFILL_CPU else "gpu"
-            self.grow(row.talk, pool, row.start + len(row.tokens))
-        talks = [row.talk for row in rows]
-        self.gpu.channel.send_down(
-            m.GpuBatch(
-                step=self._steps,
-                request_ids=np.array([t.id for t in talks], np.int64),
-                kinds=np.array([row.kind for row in rows], np.uint8),
-                starts=np.array([row.start for row in rows], np.int32),
-                num_tokens=np.array([len(row.tokens) for row in rows], np.int32),
-                sample=np.array([row.sample for row in rows], np.uint8),
-                transfer_ids=np.array([row.transfer_id for row in rows], np.int64),
-                token_ids=np.array([t for row in rows for t in row.tokens], np.int32),
-                block_offsets=_offsets([t.blocks for t in talks]),
-                blocks=np.array([b for t in talks for b in t.blocks], np.int32),
-                temperature=np.array([t.temperature for t in talks], np.float32),
-                top_k=np.zeros(len(rows), np.int32),
-                top_p=np.ones(len(rows), np.float32),
-                uniform=np.array(
-                    [
-                        t.uniform_at(r.start + len(r.tokens))
-                        for t, r in zip(talks, rows, strict=True)
-                    ],
-                    np.float32,
-                ),
-                migration_ids=np.array([x[0] for x in migrations], np.int64),
-                migration_kinds=np.array([x[1] for x in migrations], np.uint8),
-                migration_offsets=_offsets([x[2] for x in migrations]),
-                source_blocks=np.array([b for x in migrations for b in x[2]], np.int32),
-                target_blocks=np.array([b for x in migrations for b in x[3]], np.int32),
-            )
-        )
-        return self._steps
-
-    def gpu_done(self, step: int, rows: Sequence[Row] = ()) -> m.StepDone:
-        """Waits for the step and appends its tokens to the rows' requests."""
-        return self._done(self.gpu, step, [row.talk for row in rows])
-
-    def gpu_step(self, rows: Sequence[Row] = (), migrations: Sequence[tuple] = ()) -> m.StepDone:
-        return self.gpu_done(self.send_gpu(rows, migrations), rows)
-
-    def send_cpu(self, talks: Sequence[Talk], route: Route = Route.FULL_CPU) -> int:
-        self._steps += 1
-        for talk in talks:
-            self.grow(talk, "host", len(talk.tokens))
-        self.cpu.channel.send_down(
-            m.CpuBatch(
-                step=self._steps,
-                route=tuple(Route).index(route),
-                request_ids=np.array([t.id for t in talks], np.int64),
-                token_ids=np.array([t.tokens[-1] for t in talks], np.int32),
-                starts=np.array([len(t.tokens) - 1 for t in talks], np.int32),
-                block_offsets=_offsets([t.blocks for t in talks]),
-                blocks=np.array([b for t in talks for b in t.blocks], np.int32),
-                temperature=np.array([t.temperature for t in talks], np.float32),
-                top_k=np.zeros(len(talks), np.int32),
-                top_p=np.ones(len(talks), np.float32),
-                uniform=np.array([t.uniform for t in talks], np.float32),
-            )
-        )
-        return self._steps
-
-    def cpu_step(self, talks: Sequence[Talk], route: Route = Route.FULL_CPU) -> m.StepDone:
-        return self._done(self.cpu, self.send_cpu(talks, route), talks)
-
-    def _done(self, peer: Peer, step: int, talks: Sequence[Talk]) -> m.StepDone:
-        done = peer.expect(m.StepDone)
-        assert isinstance(done, m.StepDone) and done.step == step
-        assert done.compiles_after_ready == 0
-        for talk, token in zip(talks, done.tokens.tolist(), strict=bool(talks)):
-            if token >= 0:
-                talk.tokens.append(token)
-        return done
-
-    def transfer_done(self, *ids: int) -> None:
-        """Waits until all of these have been reported."""
-        waiting = set(ids)
-        while waiting:
-            done = self.gpu.expect(m.TransfersDone)
-            assert isinstance(done, m.TransfersDone)
-            assert waiting.issuperset(done.transfer_ids.tolist())
-            waiting -= set(done.transfer_ids.tolist())
-
-
-def _offsets(lists: Sequence[Sequence[int]]) -> np.ndarray:
-    return np.cumsum([0, *map(len, lists)]).astype(np.int32)
-
-
-# ---- fixtures
+from dualpace.runtime.worker.copies import CopyEngine
+from tests.runtime.worker.reference import Reference
+from tests.runtime.worker.rig import (
+    GPU_BLOCKS,
+    HOST_BLOCKS,
+    LAYERS,
+    HeldCopies,
+    Rig,
+    Talk,
+    WildCopies,
+)
+from tests.settings import settings
 
 
 @pytest.fixture(scope="session")
@@ -373,7 +51,7 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_plan(model_file: Path) -> Callable[..., Plan]:
     def make(*overrides: str) -> Plan:
-        config = load(
+        config = settings(
             f"model.source=random:{model_file}",
             "model.dtype=float32",
             "compile.backend=eager",
@@ -411,45 +89,6 @@ def make_rig(make_plan: Callable[..., Plan]) -> Iterator[Callable[..., Rig]]:
 @pytest.fixture
 def rig(make_rig: Callable[..., Rig]) -> Rig:
     return make_rig()
-
-
-class Reference:
-    """The model without pools, batches or workers: every token from the whole text before it."""
-
-    def __init__(self, source: str) -> None:
-        found = resolve_source(source)
-        self._spec = found.spec
-        self._stages: Stages = GraphCache().build(
-            found.spec, load_weights(found, torch.float32), max_context=512
-        )
-
-    @torch.inference_mode()
-    def next_token(self, talk: Talk, tokens: list[int]) -> int:
-        x = self._stages.pre_layer(torch.tensor(tokens))
-        positions = torch.arange(len(tokens))
-        for layer in range(self._spec.num_layers):
-            q, k, v = self._stages.pre_attention(layer, x, positions)
-            attention = causal_prefill(q, k, v, [len(tokens)]).flatten(1)
-            x = self._stages.post_attention(layer, attention, x)
-        sampling = SamplingRows.of(
-            torch.tensor([talk.temperature]),
-            torch.tensor([0], dtype=torch.int32),
-            torch.tensor([1.0]),
-            torch.tensor([talk.uniform_at(len(tokens))]),
-        )
-        return int(self._stages.post_layer(x[-1:], sampling))
-
-    def output(self, talk: Talk) -> list[int]:
-        """As many tokens as the request has now."""
-        tokens = talk.tokens[: talk.prompt_len]
-        while len(tokens) < len(talk.tokens):
-            tokens.append(self.next_token(talk, tokens))
-        return tokens[talk.prompt_len :]
-
-    def agrees(self, *talks: Talk) -> bool:
-        for talk in talks:
-            assert talk.output == self.output(talk), f"request {talk.id}"
-        return True
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,50 @@
+"""The model as plainly as can be: no pools, no batches, no workers."""
+
+import torch
+
+from dualpace.graphs.attention import causal_prefill
+from dualpace.graphs.cache import GraphCache
+from dualpace.graphs.executor import Stages
+from dualpace.graphs.load import load_weights
+from dualpace.graphs.sampling import SamplingRows
+from dualpace.graphs.source import resolve_source
+from tests.runtime.worker.rig import Talk
+
+
+class Reference:
+    """Every token from the whole text before it."""
+
+    def __init__(self, source: str) -> None:
+        found = resolve_source(source)
+        self._spec = found.spec
+        self._stages: Stages = GraphCache().build(
+            found.spec, load_weights(found, torch.float32), max_context=512
+        )
+
+    @torch.inference_mode()
+    def next_token(self, talk: Talk, tokens: list[int]) -> int:
+        x = self._stages.pre_layer(torch.tensor(tokens))
+        positions = torch.arange(len(tokens))
+        for layer in range(self._spec.num_layers):
+            q, k, v = self._stages.pre_attention(layer, x, positions)
+            attention = causal_prefill(q, k, v, [len(tokens)]).flatten(1)
+            x = self._stages.post_attention(layer, attention, x)
+        sampling = SamplingRows.of(
+            torch.tensor([talk.temperature]),
+            torch.tensor([0], dtype=torch.int32),
+            torch.tensor([1.0]),
+            torch.tensor([talk.uniform_at(len(tokens))]),
+        )
+        return int(self._stages.post_layer(x[-1:], sampling))
+
+    def output(self, talk: Talk) -> list[int]:
+        """As many tokens as the request has now."""
+        tokens = talk.tokens[: talk.prompt_len]
+        while len(tokens) < len(talk.tokens):
+            tokens.append(self.next_token(talk, tokens))
+        return tokens[talk.prompt_len :]
+
+    def agrees(self, *talks: Talk) -> bool:
+        for talk in talks:
+            assert talk.output == self.output(talk), f"request {talk.id}"
+        return True
