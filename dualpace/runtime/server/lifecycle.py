@@ -18,7 +18,7 @@ from typing import NoReturn
 import uvicorn
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.engine_client import ENGINE_MODULE, EngineClient, StartFailed
+from dualpace.runtime.engine_client import ENGINE_MODULE, EngineClient, EngineGone, StartFailed
 from dualpace.runtime.generation import Tokenizer, load_tokenizer
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.server.app import build_app
@@ -45,13 +45,15 @@ def serve(
     if plan.server.cores:
         os.sched_setaffinity(0, plan.server.cores)
     try:
-        failure = asyncio.run(_Life(client, sock, load).run())
+        asyncio.run(_Life(client, sock, load).run())
+    except StartFailed as error:
+        raise (ConfigError if error.user_error else SystemExit)(str(error)) from None
+    except EngineGone as error:
+        raise SystemExit(f"The server ends: {error}.") from None
     finally:
         if client.process.poll() is None:
             client.kill()
             client.process.wait()
-    if failure is not None:
-        raise failure
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -86,10 +88,9 @@ class _Life:
         self._load = load
         self._service = Service(client)
         self._stop = asyncio.Event()
-        self._begin_s = time.monotonic()
 
-    async def run(self) -> BaseException | None:
-        """What `serve` should raise, if anything."""
+    async def run(self) -> None:
+        """Returns after a drain. Raises StartFailed, ConfigError (no tokenizer) or EngineGone."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -100,42 +101,41 @@ class _Life:
             log_level="warning",
             access_log=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
             server_header=False,
             proxy_headers=False,
             ws="none",
             lifespan="off",
-            timeout_graceful_shutdown=_LAST_WORDS_S,
         )
         server = _QuietServer(config)
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
+        try:
+            await self._until_stopped()
+        finally:
+            self._service.draining = True
+            server.should_exit = True
+            await serving
+            await self._client.close()
+
+    async def _until_stopped(self) -> None:
+        start = asyncio.create_task(self._start())
         stop = asyncio.create_task(self._stop.wait())
         gone = asyncio.create_task(self._client.wait_gone())
-        start = asyncio.create_task(self._start())
-        failure: BaseException | None = None
         try:
             await asyncio.wait({start, stop, gone}, return_when=asyncio.FIRST_COMPLETED)
             if start.done():
                 start.result()
                 await asyncio.wait({stop, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done() and not stop.done():
-                await asyncio.wait({start})
-                failure = SystemExit(f"The server ends: {gone.result()}.")
-                start.result()
-            elif not gone.done():
+            if stop.done():
                 await self._drain()
-        except StartFailed as error:
-            failure = ConfigError(str(error)) if error.user_error else SystemExit(str(error))
-        except ConfigError as error:
-            failure = error
+            else:
+                await start  # a start that failed has more to say
+            if gone.done():
+                raise EngineGone(gone.result())
         finally:
-            self._service.draining = True
-            server.should_exit = True
-            await serving
-            for task in (stop, gone, start):
+            for task in (start, stop, gone):
                 task.cancel()
-            await asyncio.gather(stop, gone, start, return_exceptions=True)
-            await self._client.close()
-        return failure
+            await asyncio.gather(start, stop, gone, return_exceptions=True)
 
     async def _start(self) -> None:
         """Raises StartFailed or ConfigError."""
@@ -183,5 +183,5 @@ class _Life:
         while self._service.num_answers and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         if self._service.num_answers:
-            log.warning("%d answers are cut off", self._service.num_answers)
+            log.warning("the drain is over: answers cut off: %d", self._service.num_answers)
             self._client.fail_all("the server is shutting down")
