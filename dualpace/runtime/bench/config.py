@@ -65,8 +65,13 @@ class LognormalWorkloadConfig(WorkloadConfig):
 
 @dataclass
 class PlotConfig:
-    """Root of plot.yaml: files or folders of results, where figures go, and which."""
+    """Root of plot.yaml: files or folders of results, where figures go, and which.
+
+    `profiles` picks machines and their order from left to right; empty takes all as they are found.
+    Figure 1 shows the first.
+    """
 
     results: list[str] = field(default_factory=lambda: ["runs"])
     out: str = "figures"
+    profiles: list[str] = field(default_factory=list)
     figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])

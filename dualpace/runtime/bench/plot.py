@@ -8,9 +8,11 @@ drawn for what the results hold; a figure without data is left out.
 import json
 import logging
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,8 @@ OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 
 def plot(config: PlotConfig) -> None:
     """Draw the configured figures; the last line of stdout is one JSON object."""
-    files = draw(load_results(config.results), config.figures, Path(config.out))
+    results = in_order(load_results(config.results), config.profiles)
+    files = draw(results, config.figures, Path(config.out))
     for file in files:
         log.info("wrote %s", file)
     print(json.dumps({"figures": [str(file) for file in files]}))
@@ -74,6 +77,17 @@ def load_results(paths: Iterable[str]) -> list[Result]:
             item = json.loads(file.read_text())
             results += [r for r in (item if isinstance(item, list) else [item]) if "policy" in r]
     return results
+
+
+def in_order(results: Sequence[Result], profiles: Sequence[str]) -> list[Result]:
+    """The results of these profiles, in this order; all of them if none is named."""
+    if not profiles:
+        return list(results)
+    unknown = set(profiles) - {r["profile"] for r in results}
+    if unknown:
+        raise ConfigError(f"profiles={sorted(unknown)} are in none of the results.")
+    chosen = [r for r in results if r["profile"] in profiles]
+    return sorted(chosen, key=lambda r: profiles.index(r["profile"]))
 
 
 def draw(results: Sequence[Result], figures: Sequence[int], out: Path) -> list[Path]:
@@ -107,22 +121,51 @@ def figure_1(results: Sequence[Result]) -> Figure | None:
         return None
     profile, workload = timed[0]["profile"], timed[0]["workload"]
     rate = max(r["rate"] for r in timed if same(r, profile, workload))
+    shown = [r for r in timed if same(r, profile, workload) and r["rate"] == rate]
     figure, axes = grid(1, 3, 3.2)
-    for result in timed:
-        if not same(result, profile, workload) or result["rate"] != rate:
-            continue
+    for result in shown:
         name, colour, _ = style(result["policy"])
         times = result["timeline"]
         line: dict[str, Any] = {"color": colour, "label": name}
         axes[0].plot(times["t"], [n / 1e3 for n in times["tokens"]], **line)
         if result["policy"] != "gpu_only":
             axes[1].plot(times["t"], [n / 1e3 for n in times["cpu_tokens"]], **line)
+    magnify_pause(axes[1], [r for r in shown if r["policy"] != "gpu_only"])
     axes[0].set(xlabel="Time (s)", ylabel="Tokens generated (thousands)")
     axes[1].set(xlabel="Time (s)", ylabel="CPU-resident tokens (thousands)")
     offloading = [r for r in plain if r["policy"] != "gpu_only"]
     curves(axes[2], [r for r in offloading if same(r, profile, workload)], ITL, "policy")
     figure.suptitle(f"{profile}, {workload}, {rate:g} requests/s in the first two", fontsize=9)
     return finished(figure, axes)
+
+
+def magnify_pause(axis: Axes, results: Sequence[Result], window_s: float = 20.0) -> None:
+    """An inset around the longest pause of any policy: tokens gained since the window's start."""
+    pauses = [pause for r in results if (pause := longest_pause(r["timeline"]))]
+    if not pauses:
+        return
+    start = max(pauses)[1] - window_s / 2
+    inset = axis.inset_axes((0.55, 0.11, 0.42, 0.34), xlim=(start, start + window_s))
+    for result in results:
+        times, tokens = result["timeline"]["t"], result["timeline"]["cpu_tokens"]
+        first = min(bisect_left(times, start), len(times) - 1)
+        last = bisect_left(times, start + window_s)
+        gained = [n - tokens[first] for n in tokens[first:last]]
+        inset.plot(times[first:last], gained, color=style(result["policy"])[1], linewidth=1)
+    inset.set_title("tokens gained, magnified", fontsize=6.5, pad=2)
+    inset.tick_params(labelsize=6)
+
+
+def longest_pause(timeline: dict[str, list[float]]) -> tuple[float, float] | None:
+    """(seconds, time of its middle) of the longest flat piece of the CPU-resident curve, between
+    its first tenth and its last token."""
+    times, tokens = timeline["t"], timeline["cpu_tokens"]
+    floor = tokens[-1] / 10
+    rising = [
+        i for i, (before, now) in enumerate(pairwise(tokens), 1) if before < now and now > floor
+    ]
+    gaps = [(times[j] - times[i], (times[i] + times[j]) / 2) for i, j in pairwise(rising)]
+    return max(gaps, default=None)
 
 
 def same(result: Result, profile: str, workload: str) -> bool:

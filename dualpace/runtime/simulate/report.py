@@ -14,6 +14,7 @@ ROWS = (
     ("gpu_busy", "GPU busy", "", 1.0),
     ("gpu_assist", "GPU busy with assists", "", 1.0),
     ("cpu_busy", "CPU busy", "", 1.0),
+    ("host_pause_max_s", "longest pause of the host tier", "s", 1.0),
     ("preemptions", "preemptions", "", 1.0),
 )
 

@@ -27,7 +27,7 @@ from dualpace.runtime.simulate.simulator import Simulation, Timeline
 from dualpace.runtime.simulate.work import GpuWorkModel
 
 GIB = 1 << 30
-TIMELINE_POINTS = 400
+TIMELINE_POINTS = 2000
 
 
 def simulate(config: SimulateConfig) -> dict[str, Any]:
@@ -182,6 +182,8 @@ def occupancy(run: Simulation, duration: float) -> dict[str, Any]:
         "gpu_busy": (run.gpu.busy_s + run.gpu.assist_s) / seconds,
         "gpu_assist": run.gpu.assist_s / seconds,
         "cpu_busy": run.cpu.busy_s / seconds,
+        "host_pause_max_s": run.pauses.longest_s,
+        "host_pause_above_1s_s": run.pauses.above_1s_s,
         "to_host_gib": run.link.to_host_bytes / GIB,
         "to_gpu_gib": run.link.to_gpu_bytes / GIB,
     }

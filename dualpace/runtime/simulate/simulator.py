@@ -44,6 +44,23 @@ class Timeline:
         self.cpu_tokens.append(cpu_tokens)
 
 
+@dataclass(slots=True)
+class Pauses:
+    """How long host-resident requests were there and none gained a token (seconds)."""
+
+    since_s: float = 0.0
+    longest_s: float = 0.0
+    above_1s_s: float = 0.0  # sum of those that were longer than a second
+
+    def note(self, now: float, advanced: bool, resident: bool) -> None:
+        """Called at every apply; a pause ends when the tier advances or empties."""
+        if advanced or not resident:
+            pause = now - self.since_s
+            self.longest_s = max(self.longest_s, pause)
+            self.above_1s_s += pause if pause > 1.0 else 0.0
+            self.since_s = now
+
+
 class Simulation:
     """One run of a workload against a `State`. `run` may be called once.
 
@@ -82,6 +99,7 @@ class Simulation:
         self.records = {r.id: RequestRecord(r.id, r.arrival_s, r.prompt_len) for r in requests}
         self.requests: dict[int, Request] = {}
         self.timeline = Timeline()
+        self.pauses = Pauses()
         self.rounds = {"gpu": 0, "cpu": 0}
         self.preemptions = 0
 
@@ -230,6 +248,8 @@ class Simulation:
                 on_host += 1
         if applied.sampled:
             self.timeline.add(now, len(applied.sampled), on_host)
+        state = self._state
+        self.pauses.note(now, on_host > 0, bool(state.cpu_running or state.cpu_waiting))
         self._left -= len(applied.finished)
         self.rounds[engine] += 1
         self.preemptions += len(applied.step.preempted)
