@@ -200,16 +200,13 @@ def sweeps(
 
 
 def sensitivity(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> Figure | None:
-    """One row a metric, one column a kind of variant: `CPU TP 2` and `host 30 GiB` are told apart
-    by their first word."""
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        if result["variant"] is not None and "NEO" not in result["variant"]:
-            groups[result["variant"].split()[0]].append(result)
+    """One row a metric, one column a kind of variant, told by its first word: TP or host."""
+    kinds = [[r for r in results if (r["variant"] or "").startswith(k)] for k in ("TP ", "host ")]
+    groups = [group for group in kinds if group]
     if not groups:
         return None
     figure, axes = grid(len(metrics), len(groups), 2.9)
-    for column, group in enumerate(groups.values()):
+    for column, group in enumerate(groups):
         for row, metric in enumerate(metrics):
             curves(axes[row * len(groups) + column], group, metric, "variant")
     figure.suptitle(title, fontsize=10)
