@@ -36,8 +36,8 @@ def kv_append(k: Tensor, v: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
         raise ValueError(
             f"k {tuple(k.shape)}, v {tuple(v.shape)} do not fit {tuple(kv_cache.shape)}"
         )
-    if not k.dtype == v.dtype == kv_cache.dtype or k.element_size() not in (2, 4):
-        raise ValueError(f"k, v and the cache must have one 16- or 32-bit dtype, not {k.dtype}")
+    if not k.dtype == v.dtype == kv_cache.dtype:
+        raise ValueError(f"k, v and the cache must have one dtype, not {k.dtype}")
     inner = (dim, 1)
     if k.stride()[1:] != inner or v.stride()[1:] != inner or kv_cache.stride()[3:] != inner:
         raise ValueError("the rows of k, v and of a KV block must be contiguous")
@@ -63,7 +63,7 @@ def kv_append(k: Tensor, v: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
             kv_cache.stride(0) * size,
             kv_cache.stride(1) * size,
             kv_cache.stride(2) * size,
-            dim * size // 2,
+            dim * size,
         ],
         np.int64,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from numba import carray, cfunc, types
 
 from dualpace.cpu.plan import BLOCK_TOKENS
-from dualpace.cpu.primitives import fetch_add, int64_at, uint16_at
+from dualpace.cpu.primitives import copy_bytes, fetch_add, int64_at
 
 # Fields of the argument block. Strides are in bytes.
 (
@@ -23,7 +23,7 @@ from dualpace.cpu.primitives import fetch_add, int64_at, uint16_at
     BLOCK_STRIDE,
     CACHE_VALUE_STRIDE,
     HEAD_STRIDE,
-    HALVES,  # 16-bit units of one head's row
+    ROW_BYTES,  # of one head
     NUM_FIELDS,
 ) = range(14)
 
@@ -37,18 +37,18 @@ def append_kernel() -> int:
     def kernel(block: Any) -> None:
         a = carray(int64_at(block), (NUM_FIELDS,))
         slots = carray(int64_at(a[SLOTS]), (a[NUM_ROWS],))
-        n = a[HALVES]
+        n = a[ROW_BYTES]
         first = fetch_add(block + NEXT_ROW * 8, ROWS_AT_ONCE)
         while first < a[NUM_ROWS]:
             for row in range(first, min(first + ROWS_AT_ONCE, a[NUM_ROWS])):
                 place = a[CACHE] + slots[row] // BLOCK_TOKENS * a[BLOCK_STRIDE]
-                place += slots[row] % BLOCK_TOKENS * n * 2
+                place += slots[row] % BLOCK_TOKENS * n
                 for h in range(a[HEADS]):
-                    key = carray(uint16_at(a[KEY] + row * a[KEY_STRIDE] + h * n * 2), (n,))
-                    value = carray(uint16_at(a[VALUE] + row * a[VALUE_STRIDE] + h * n * 2), (n,))
                     to = place + h * a[HEAD_STRIDE]
-                    carray(uint16_at(to), (n,))[:] = key
-                    carray(uint16_at(to + a[CACHE_VALUE_STRIDE]), (n,))[:] = value
+                    key = a[KEY] + row * a[KEY_STRIDE] + h * n
+                    value = a[VALUE] + row * a[VALUE_STRIDE] + h * n
+                    copy_bytes(to, key, n)
+                    copy_bytes(to + a[CACHE_VALUE_STRIDE], value, n)
             first = fetch_add(block + NEXT_ROW * 8, ROWS_AT_ONCE)
 
     return int(cfunc(types.void(types.intp), cache=True)(kernel).address)

@@ -14,7 +14,7 @@ from numba import carray, cfunc, types
 from numba.extending import intrinsic
 
 from dualpace.cpu import amx_ir
-from dualpace.cpu.primitives import fetch_add, int64_at
+from dualpace.cpu.primitives import copy_bytes, fetch_add, int64_at
 from dualpace.cpu.version import source_version
 
 # Fields of the argument block. Strides are in bytes.
@@ -129,9 +129,11 @@ def gemm_kernel(native: bool) -> int:
                 source = a[INPUT] + row * a[INPUT_STRIDE]
                 to = a[INPUT_TILES] + unit // pieces * row_stride + i * 64
                 for k in range(first, min(first + _COPY_TILES, k_tiles)):
-                    for j in range(8):
-                        value = int64_at(source + k * 64)[j] if row < rows else 0
-                        int64_at(to + k * _TILE)[j] = value
+                    if row < rows:
+                        copy_bytes(to + k * _TILE, source + k * 64, 64)
+                    else:
+                        for j in range(8):
+                            int64_at(to + k * _TILE)[j] = 0
             fetch_add(block + COPIED * 8, 1)
             unit = fetch_add(block + NEXT_COPY * 8, 1)
         while fetch_add(block + COPIED * 8, 0) < row_tiles * pieces:

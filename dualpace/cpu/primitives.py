@@ -14,6 +14,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from dualpace.cpu.vector_ir import declare
+
 _I32 = ir.IntType(32)
 
 
@@ -77,3 +79,17 @@ def narrow(value: Any) -> Any:
     bits = bits_of_float(value)
     rounding = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return np.uint16((bits + rounding) >> np.uint32(16))
+
+
+@intrinsic
+def copy_bytes(_context: Any, target: Any, source: Any, size: Any) -> Any:
+    """`size` bytes from the address `source` to `target`; they do not overlap."""
+
+    def codegen(ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+        pointers = [builder.inttoptr(a, ir.PointerType()) for a in args[:2]]
+        kinds = [ir.PointerType(), ir.PointerType(), ir.IntType(64), ir.IntType(1)]
+        copy = declare(builder.module, "llvm.memcpy.p0.p0.i64", ir.VoidType(), *kinds)
+        builder.call(copy, [*pointers, args[2], ir.IntType(1)(0)])
+        return ctx.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), codegen

@@ -1,6 +1,10 @@
 """The vector code for CPUs that this machine may not be: compiled, and its instructions read."""
 
+import os
 import re
+import subprocess
+import sys
+import tempfile
 
 import pytest
 from llvmlite import binding as llvm
@@ -69,3 +73,24 @@ def spills(text: str) -> int:
     assert inside
     stores = re.compile(r"vmov\w+\s+%[xyz]mm\d+, -?\d*\(%r[sb]p\)")
     return sum(len(stores.findall(body)) for _, body in inside)
+
+
+@pytest.mark.slow
+def test_whole_kernels_compile_for_a_cpu_with_amx() -> None:
+    """In a child process: the compiler ends the process over what it cannot encode."""
+    avx512 = [f"avx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")]
+    features = ["avx2", "fma", *avx512, "amx-tile", "amx-bf16"]
+    target = {
+        "NUMBA_CPU_NAME": "sapphirerapids",
+        "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in features),
+    }
+    code = (
+        "from dualpace.cpu import ceilings, decode_kernel, gemm_kernel\n"
+        "from dualpace.cpu.block_ir import BlockShape\n"
+        "assert gemm_kernel.gemm_kernel(True)\n"
+        "assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True))\n"
+        "assert ceilings._tile_spinner()\n"
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, **target, "NUMBA_CACHE_DIR": cache}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=110)
