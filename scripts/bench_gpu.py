@@ -28,6 +28,7 @@ from dualpace.graphs.gpu.attention import Choice, Heads, PagedRows
 from dualpace.graphs.gpu.capture import Capturer, DecodeBatch, DecodeGraphs, PieceGraphs
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.host_memory import HostMemory
+from dualpace.graphs.gpu.launches import Launches
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.graphs.shapes import SHAPES
@@ -413,13 +414,17 @@ def run_steps(
             events[i - 1].synchronize()
             ends.append(time.perf_counter())
     torch.cuda.synchronize()
-    return statistics.median(np.diff(ends)[3:]) * 1e3
+    return float(statistics.median(np.diff(ends)[3:])) * 1e3
 
 
 def host_times(graphs: DecodeGraphs, step: DecodeBatch) -> dict[str, float]:
     """Microseconds of host time to plan a round and to replay one layer."""
-    plans, replays = [], []
+    plans, replays, attention_plans = [], [], []
     for _ in range(10):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        graphs._decode.plan(step.paged)
+        attention_plans.append(time.perf_counter() - began)
         torch.cuda.synchronize()
         began = time.perf_counter()
         graphs.begin(step)
@@ -431,9 +436,54 @@ def host_times(graphs: DecodeGraphs, step: DecodeBatch) -> dict[str, float]:
     torch.cuda.synchronize()
     median = statistics.median
     return {
+        "attention_plan_us": round(median(attention_plans) * 1e6, 1),
         "plan_us": round(median(plans) * 1e6, 1),
         "replay_us": round(median(replays) * 1e6, 1),
     }
+
+
+def boundaries(bench: Bench) -> None:
+    """What a stage boundary costs: all layers as one graph, as groups, as one each, as launches."""
+    layers = range(bench.spec.num_layers)
+    for batch in (1, 64):
+        rows, decode = bench.rows.first(batch), bench.decode(batch)
+        decode.plan(random_pages([CONTEXT] * batch)[0])
+        out = rows.attn.view_as(rows.q)
+        slots = torch.zeros(batch, dtype=torch.int64, device=CUDA)
+
+        def run(group, rows=rows, decode=decode, out=out, slots=slots) -> None:
+            for i in group:
+                cache = bench.caches[i]
+                bench.forward.pre_attention(i, rows, slots, cache, slots, emit=False)
+                decode.run(rows.q, cache, out)
+                bench.forward.post_attention(i, rows)
+
+        times = {}
+        for name, size in (("whole", 32), ("by_4", 4), ("by_2", 2), ("by_1", 1)):
+            groups = [layers[i : i + size] for i in layers[::size]]
+            bench.capturer.warm_up(lambda g=groups[0], r=run: r(g))
+            graphs = [bench.capturer.capture(lambda g=g, r=run: r(g)) for g in groups]
+            times[name] = timed(lambda g=graphs: [x.replay() for x in g])
+        kept = []
+        for i in layers:
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                run([i])
+                graph.capture_end()
+            kept.append(graph)
+        launches = [Launches(g) for g in kept]
+        times["launches"] = timed(lambda some=launches: [x.replay() for x in some])
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for x in launches[:8]:
+            x.replay()
+        host = (time.perf_counter() - began) / 8 * 1e6
+        torch.cuda.synchronize()
+        shown = {k: round(v, 3) for k, v in times.items()}
+        bench.note(f"boundaries_{batch}", {**shown, "launches_host_us": round(host, 1)})
 
 
 def stage_sums(bench: Bench) -> None:
@@ -559,7 +609,16 @@ def swaps(bench: Bench) -> None:
 
 SECTIONS = {
     function.__name__: function
-    for function in (ceilings, products, correctness, decode_steps, stage_sums, prefill, swaps)
+    for function in (
+        ceilings,
+        products,
+        correctness,
+        boundaries,
+        decode_steps,
+        stage_sums,
+        prefill,
+        swaps,
+    )
 }
 
 

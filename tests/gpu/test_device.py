@@ -14,6 +14,7 @@ from dualpace.graphs.gpu.attention import Choice, Heads, PagedRows
 from dualpace.graphs.gpu.capture import Capturer, DecodeBatch, DecodeGraphs, PieceGraphs
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.host_memory import HostMemory
+from dualpace.graphs.gpu.launches import Launches
 from dualpace.graphs.gpu.linear import Choices
 from dualpace.graphs.gpu.skinny import Skinny
 from dualpace.graphs.rope import rope_table
@@ -209,6 +210,30 @@ def test_pieces_with_attention_between_are_the_layer() -> None:
     decode.run(rows.q, before[0], rows.attn.view_as(rows.q))
     pieces.post(0)
     assert torch.equal(rows.x, expected)
+
+
+def test_launches_replay_what_the_graph_does() -> None:
+    forward = make_forward(torch.bfloat16, CUTS)
+    rows = Rows.empty(SPEC, BUCKET, torch.bfloat16, CUDA)
+    start = torch.randn(BUCKET, SPEC.hidden, device=CUDA).bfloat16()
+    rows.attn.normal_()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        forward.post_attention(0, rows)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.capture_begin()
+        forward.post_attention(0, rows)
+        graph.capture_end()
+    graph.instantiate()
+    results = []
+    for replay in (graph.replay, Launches(graph).replay):
+        torch.cuda.synchronize()
+        rows.x.copy_(start)
+        replay()
+        results.append((rows.x.clone(), rows.h.clone()))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert not torch.equal(results[0][0], start)
 
 
 def test_blocks_go_to_registered_memory_and_back_unchanged() -> None:

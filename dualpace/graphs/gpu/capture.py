@@ -24,6 +24,7 @@ from dualpace.graphs.gpu.planned import PackedInputs
 from dualpace.graphs.sampling import SamplingRows
 
 _WARM_UPS = 2  # the first run compiles and allocates
+_IDLE = {"source": -1, "top_p": 1.0}  # of padding rows; 0 elsewhere
 
 
 class Capturer:
@@ -35,6 +36,10 @@ class Capturer:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        # The pool lives as long as one graph of it does: this one as long as the capturer.
+        word = torch.zeros(1, device=device)
+        self.warm_up(word.zero_)
+        self._keeper = self.capture(word.zero_)
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         """Runs `function` until nothing is left to compile."""
@@ -47,8 +52,12 @@ class Capturer:
     def capture(self, function: Callable[[], Any]) -> torch.cuda.CUDAGraph:
         """A graph of what `function`, warmed up, launches."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # Other threads of the process may go on allocating and copying.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             function()
+            graph.capture_end()
         return graph
 
 
@@ -85,7 +94,6 @@ class DecodeInputs:
             "top_p": torch.float32,
             "u": torch.float32,
         }
-        self._bucket = bucket
         self._packed = PackedInputs({name: (kind, bucket) for name, kind in kinds.items()}, device)
         self.views = self._packed.views
         views = self.views
@@ -95,14 +103,7 @@ class DecodeInputs:
 
     def send(self, batch: DecodeBatch) -> None:
         """Padding rows feed token 0 at position 0 into block 0, and take the best token."""
-        idle = {"source": -1, "top_p": 1.0}
-        arrays = {}
-        for name in self.views:
-            given = getattr(batch, name)
-            rest = self._bucket - len(given)
-            pad = np.full(rest, idle.get(name, 0), given.dtype)
-            arrays[name] = np.concatenate((given, pad)) if rest else given
-        self._packed.send(arrays)
+        self._packed.send({name: getattr(batch, name) for name in self.views}, idle=_IDLE)
         self._packed.sent()
 
 

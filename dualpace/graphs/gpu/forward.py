@@ -80,7 +80,9 @@ class Forward:
         self._cos, self._sin = cos, sin
         widest = max(2 * spec.intermediate, spec.q_size + 2 * spec.kv_size, spec.hidden)
         few = min(max_rows, skinny.MAX_ROWS)
-        partial = max_partial or 16 * few * (spec.q_size + 2 * spec.kv_size + spec.hidden)
+        partial = max_partial or skinny.MAX_SPLIT * few * (
+            spec.q_size + 2 * spec.kv_size + spec.hidden
+        )
         self._work = Workspace(self.device, self.dtype, max_rows * widest, partial)
 
     def norm_after(self, layer: int) -> Tensor:
@@ -157,7 +159,7 @@ class Forward:
         if how is None:
             sampling.argmax(self.logits(h_BH), tokens_B)
             return
-        tiles = self.weights.head.shape[0] // how.block_n
+        tiles = self.weights.head.shape[0] // how.columns
         value = torch.empty(tiles, h_BH.shape[0], dtype=torch.float32, device=self.device)
         index = torch.empty_like(value, dtype=torch.int32)
         skinny.best_of_tiles(h_BH, self.weights.head, value, index, how)

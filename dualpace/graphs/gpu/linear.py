@@ -16,12 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dualpace.graphs.gpu.skinny import MAX_ROWS, Skinny, block_rows
+from dualpace.graphs.gpu.skinny import MAX_ROWS, MAX_SPLIT, Skinny, block_rows
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "head")
-_SHARED_BYTES = 200_000  # of one program; a Hopper block may have 227 KiB
-_SPLITS = (1, 2, 4, 7, 8, 14, 16)
-_PIPELINES = ((64, 6), (128, 4), (256, 3))  # (block_k, stages)
+_SHARED_BYTES = 227 << 10  # of one multiprocessor; a program's own overhead is 1 KiB
+_THREADS = 2048  # of one multiprocessor
+_REGISTERS = 65536 // 110  # threads of one multiprocessor at the registers that a tile takes
+# (block_k, stages): few rows leave the pipeline to the weight, many share it with x.
+_PIPELINES = {16: ((64, 6), (128, 4), (256, 3)), 64: ((64, 3), (64, 4), (64, 6), (128, 3))}
+# Columns of a tile: with many rows a narrow one would read x as often as the weight.
+_SIZES = {
+    16: {"gate_up": (32, 64), "head": (64, 128)},
+    64: {"gate_up": (64, 128), "head": (64, 128)},
+}
+_PARTIAL_SIZES = {16: (32, 64), 64: (64, 128, 256)}
 
 
 @dataclass(slots=True)
@@ -69,25 +77,47 @@ def candidates(
     yield None
     if rows > MAX_ROWS:
         return
-    weights = 2 if product == "gate_up" else 1  # tiles of the weight in flight at a time
-    sizes = {"gate_up": (16, 32, 64), "head": (64, 128)}.get(product, (32, 64, 128))
-    for block_n in sizes:
-        for block_k, stages in _PIPELINES:
-            tile = (block_n * weights + block_rows(rows)) * block_k * 2
-            if tile * stages > _SHARED_BYTES:
+    tiles_at_once = 2 if product == "gate_up" else 1  # tiles of the weight in flight
+    height = block_rows(rows)
+    many = 64 if height == 64 else 16
+    for block_n in _SIZES[many].get(product, _PARTIAL_SIZES[many]):
+        for block_k, stages in _PIPELINES[many]:
+            shared = (block_n * tiles_at_once + height) * block_k * 2 * stages + 1024
+            warps = 8 if block_n * tiles_at_once >= 128 else 4
+            at_once = min(
+                _SHARED_BYTES // shared, _THREADS // warps // 32, _REGISTERS // warps // 32
+            )
+            if not at_once:
                 continue
-            warps = 8 if block_n * weights >= 128 else 4
-            splits = (1,) if product in ("gate_up", "head") else _splits(columns // block_n, sms)
+            slots = at_once * sms
+            splits, widths = [1], [block_n]
+            if product == "gate_up":
+                widths = sorted({block_n, _width(columns, block_n, slots)})
+            elif product != "head":
+                splits = _splits(columns // block_n, slots, sms)
             for split in splits:
-                how = Skinny(block_n, block_k, stages, warps, split)
-                if how.fits(columns, depth):
-                    yield how
+                for width in widths:
+                    narrower = width if width < block_n else 0
+                    how = Skinny(block_n, block_k, stages, warps, split, narrower)
+                    if how.fits(columns, depth):
+                        yield how
 
 
-def _splits(tiles: int, sms: int) -> list[int]:
-    """The splits whose programs come nearest to two and to four on every multiprocessor."""
-    wanted = [min(_SPLITS, key=lambda s: abs(tiles * s - sms * n)) for n in (2, 4)]
-    return sorted(set(wanted))
+def _splits(tiles: int, slots: int, sms: int) -> list[int]:
+    """Splits that fill all slots once or twice, or two or four programs a multiprocessor."""
+    wanted = {slots // tiles, 2 * slots // tiles, round(2 * sms / tiles), round(4 * sms / tiles)}
+    return sorted(split for split in wanted if 1 <= split <= MAX_SPLIT)
+
+
+def _width(columns: int, block_n: int, slots: int) -> int:
+    """The width of at least 3/4 block_n whose programs leave the fewest slots of a wave empty."""
+
+    def used(width: int) -> float:
+        programs = columns // width
+        return programs / (-(-programs // slots) * slots)
+
+    widths = [w for w in range(block_n, block_n * 3 // 4, -4) if columns % w == 0]
+    return max(widths, key=used, default=block_n)
 
 
 class Workspace:

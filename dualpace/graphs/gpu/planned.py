@@ -40,16 +40,25 @@ class PackedInputs:
             for host, arrays in zip(self._host, self._arrays, strict=True):
                 arrays[name] = host[part].view(dtype).numpy()
 
-    def send(self, values: Mapping[str, np.ndarray], length: str | None = None) -> int:
+    def send(
+        self,
+        values: Mapping[str, np.ndarray],
+        length: str | None = None,
+        idle: Mapping[str, float] | None = None,
+    ) -> int:
         """Copies `values` to the starts of their buffers, on the current stream; returns the turn.
 
-        `length` names the last array, of which only what was given travels.
+        `length` names the last array, of which only what was given travels. The rest of an array
+        is filled with what `idle` has for it, or 0, where `idle` is given.
         """
         turn = self._turn = (self._turn + 1) % _TURNS
         if self._events:
             self._events[turn].synchronize()  # two rounds ago: nearly never waits
         for name, value in values.items():
-            self._arrays[turn][name][: len(value)] = value
+            array = self._arrays[turn][name]
+            array[: len(value)] = value
+            if idle is not None:
+                array[len(value) :] = idle.get(name, 0)
         end = self._host[turn].numel()
         if length is not None:
             start, num_bytes = self._places[length]

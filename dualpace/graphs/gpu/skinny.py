@@ -21,6 +21,7 @@ from dualpace.graphs.gpu.device import launch_options
 
 PARTIAL, SILU, BEST = 0, 1, 2
 MAX_ROWS = 64
+MAX_SPLIT = 16
 _PREFETCHED_ELEMENTS = 512  # along K, asked for before the predecessor has ended
 
 
@@ -28,15 +29,21 @@ _PREFETCHED_ELEMENTS = 512  # along K, asked for before the predecessor has ende
 class Skinny:
     """How one product is cut: tile of the weight, pipeline depth, warps, splits along K."""
 
-    block_n: int
+    block_n: int  # columns of the compiled tile, a power of two
     block_k: int
     stages: int
     warps: int
-    split: int = 1
+    split: int = 1  # parts of K, as even as whole steps allow
+    width: int = 0  # columns of a program where fewer than block_n: they fill the device better
+
+    @property
+    def columns(self) -> int:
+        return self.width or self.block_n
 
     def fits(self, columns: int, depth: int) -> bool:
         """Whether a weight of `columns` x `depth` is cut without a rest."""
-        return columns % self.block_n == 0 and depth % (self.split * self.block_k) == 0
+        whole = columns % self.columns == 0 and depth % self.block_k == 0
+        return whole and self.split <= depth // self.block_k
 
 
 def block_rows(num_rows: int) -> int:
@@ -47,26 +54,26 @@ def block_rows(num_rows: int) -> int:
 
 def prefetched(depth: int, how: Skinny) -> int:
     """Steps along K whose weights are asked for before the predecessor has ended."""
-    return min(_PREFETCHED_ELEMENTS, depth) // how.block_k
+    return min(_PREFETCHED_ELEMENTS // how.block_k, depth // how.block_k // how.split)
 
 
 def partials(x_MK: Tensor, w_NK: Tensor, out_SMN: Tensor, how: Skinny) -> None:
     """out[s] = x times w transposed over the s-th part of K: float32 [S, M, N]."""
-    tiles = w_NK.shape[0] // how.block_n
+    tiles = w_NK.shape[0] // how.columns
     _launch(x_MK, w_NK, out_SMN, out_SMN, how, (tiles, how.split), PARTIAL, w_NK.shape[0])
 
 
 def silu_gate_up(x_MK: Tensor, w_NK: Tensor, out_MI: Tensor, how: Skinny) -> None:
     """out = silu(gate) * up for w = [gate; up]: [M, N / 2] in x's dtype."""
     half = w_NK.shape[0] // 2
-    _launch(x_MK, w_NK, out_MI, out_MI, how, (half // how.block_n, 1), SILU, half)
+    _launch(x_MK, w_NK, out_MI, out_MI, how, (half // how.columns, 1), SILU, half)
 
 
 def best_of_tiles(
     x_MK: Tensor, w_NK: Tensor, value_TM: Tensor, index_TM: Tensor, how: Skinny
 ) -> None:
     """The largest product of each row within every tile of columns, and its column."""
-    tiles = w_NK.shape[0] // how.block_n
+    tiles = w_NK.shape[0] // how.columns
     _launch(x_MK, w_NK, value_TM, index_TM, how, (tiles, 1), BEST, w_NK.shape[0])
 
 
@@ -90,12 +97,12 @@ def _launch(
         M,
         columns,
         K,
-        K // grid[1],
         BLOCK_M=block_rows(M),
         BLOCK_N=how.block_n,
         BLOCK_K=how.block_k,
+        WIDTH=how.columns,
         EPILOGUE=epilogue,
-        PREFETCHED=prefetched(K // grid[1], how),
+        PREFETCHED=prefetched(K, how),
         num_warps=how.warps,
         num_stages=how.stages,
         **launch_options(x_MK.device),
@@ -124,24 +131,28 @@ def skinny_kernel(
     M,
     N,
     K,
-    depth,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
     EPILOGUE: tl.constexpr,
     PREFETCHED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile, part = tl.program_id(0), tl.program_id(1)
-    m = tl.arange(0, BLOCK_M)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = part * depth + tl.arange(0, BLOCK_K)
+    steps = K // BLOCK_K
+    begin = part * steps // tl.num_programs(1) * BLOCK_K
+    end = (part + 1) * steps // tl.num_programs(1) * BLOCK_K
+    m, c = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    n = tile * WIDTH + c
+    k = begin + tl.arange(0, BLOCK_K)
     row_starts = w + n.to(tl.int64) * K
     up_rows = N.to(tl.int64) * K  # SILU: from a row of gate to its row of up
     if PDL:
         gdc_launch_dependents()
         # 64 elements are a line of 128 bytes. Weights depend on nobody.
-        lines = row_starts[:, None] + part * depth + tl.arange(0, BLOCK_K // 64)[None, :] * 64
+        rows = w + (tile * WIDTH + c % WIDTH).to(tl.int64) * K
+        lines = rows[:, None] + begin + tl.arange(0, BLOCK_K // 64)[None, :] * 64
         for step in tl.static_range(PREFETCHED):
             prefetch(lines + step * BLOCK_K)
             if EPILOGUE == 1:
@@ -152,19 +163,28 @@ def skinny_kernel(
     is_row = m[None, :] < M
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for _ in tl.range(0, depth, BLOCK_K):
+    for _ in tl.range(begin, end, BLOCK_K):
         x_tile = tl.load(x_ptrs, mask=is_row, other=0.0)
-        acc = tl.dot(tl.load(w_ptrs), x_tile, acc, input_precision="ieee")
+        if WIDTH == BLOCK_N:
+            w_tile = tl.load(w_ptrs)
+        else:
+            w_tile = tl.load(w_ptrs, mask=(c < WIDTH)[:, None], other=0.0)
+        acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
         if EPILOGUE == 1:
-            up = tl.dot(tl.load(w_ptrs + up_rows), x_tile, up, input_precision="ieee")
+            if WIDTH == BLOCK_N:
+                up_tile = tl.load(w_ptrs + up_rows)
+            else:
+                up_tile = tl.load(w_ptrs + up_rows, mask=(c < WIDTH)[:, None], other=0.0)
+            up = tl.dot(up_tile, x_tile, up, input_precision="ieee")
         w_ptrs += BLOCK_K
         x_ptrs += BLOCK_K
     if EPILOGUE == 2:
         value, where = tl.max(acc, axis=0, return_indices=True)
         tl.store(out + tile * M + m, value, mask=m < M)
-        tl.store(index + tile * M + m, where.to(tl.int32) + tile * BLOCK_N, mask=m < M)
+        tl.store(index + tile * M + m, where.to(tl.int32) + tile * WIDTH, mask=m < M)
     else:
         if EPILOGUE == 1:
             acc = acc / (1.0 + tl.exp(-acc)) * up
         place = (part * M + m)[None, :] * N + n[:, None]
-        tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_row)
+        is_out = is_row & (c < WIDTH)[:, None]
+        tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_out)

@@ -11,6 +11,7 @@ import hashlib
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,7 +28,8 @@ from dualpace.graphs.spec import ModelSpec
 _REPEATS = 5
 _EPILOGUES = {"gate_up": SILU, "head": BEST}
 
-_Job = tuple[int, Skinny, int, torch.dtype]  # block of rows, cut, epilogue, dtype
+# Block of rows, cut, epilogue, dtype, steps to prefetch.
+_Job = tuple[int, Skinny, int, torch.dtype, int]
 
 
 def table_path(folder: Path, forward: Forward) -> tuple[Path, str]:
@@ -99,9 +101,10 @@ def jobs(forward: Forward, buckets: Iterable[int]) -> list[_Job]:
         for product in PRODUCTS:
             for how in options(forward, product, bucket):
                 if how is not None:
-                    cut = Skinny(how.block_n, how.block_k, how.stages, how.warps)
+                    cut = replace(how, split=1)
+                    steps = skinny.prefetched(shape_of(forward.spec, product)[1], how)
                     epilogue = _EPILOGUES.get(product, PARTIAL)
-                    found[(block_rows(bucket), cut, epilogue, forward.dtype)] = None
+                    found[(block_rows(bucket), cut, epilogue, forward.dtype, steps)] = None
     return list(found)
 
 
@@ -115,7 +118,7 @@ def compile_all(todo: Sequence[_Job], processes: int) -> None:
 
 def compile_one(job: _Job) -> None:
     """One kernel for arguments like those of a real launch."""
-    rows, how, epilogue, dtype = job
+    rows, how, epilogue, dtype, steps = job
     sums = torch.float32 if epilogue != SILU else dtype
     index = torch.int32 if epilogue == BEST else sums
     # Sizes stand for any multiple of 16, which is all that is compiled in.
@@ -127,12 +130,12 @@ def compile_one(job: _Job) -> None:
         rows,
         4096,
         4096,
-        4096,
         BLOCK_M=rows,
         BLOCK_N=how.block_n,
         BLOCK_K=how.block_k,
+        WIDTH=how.columns,
         EPILOGUE=epilogue,
-        PREFETCHED=skinny.prefetched(4096, how),
+        PREFETCHED=steps,
         num_warps=how.warps,
         num_stages=how.stages,
         grid=(1,),
