@@ -29,9 +29,12 @@ class GGUFTensors:
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
 
+    def has(self, name: str) -> bool:
+        return name in self._file.tensors
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape in torch's order; ConfigError for a name that the file lacks."""
-        if name not in self._file.tensors:
+        if not self.has(name):
             raise ConfigError(f"{self._file.path} has no tensor {name}; it is not a complete model")
         return self._file.tensors[name].shape
 

@@ -33,6 +33,8 @@ from dualpace.graphs.weights import (
 class TensorFile(Protocol):
     """Named tensors of a checkpoint."""
 
+    def has(self, name: str) -> bool: ...
+
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read_into(self, name: str, out: Tensor) -> None: ...
@@ -82,8 +84,11 @@ class SafetensorsFolder:
         except SafetensorError as error:
             raise ConfigError(f"{path} is damaged ({error}); fetch it again") from error
 
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
     def shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._file_of:
+        if not self.has(name):
             raise ConfigError(f"{self._folder} has no tensor {name}; it is not a complete model")
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
@@ -95,7 +100,10 @@ def _assemble(spec: ModelSpec, names: TensorNames, file: TensorFile, dtype: torc
     def read(parts: list[str], shape: tuple[int, ...]) -> Tensor:
         return _stack(file, parts, torch.empty(shape, dtype=dtype))
 
-    top = {name: read([names.top[name]], shape) for name, shape in top_shapes(spec).items()}
+    top_names = dict(names.top)
+    if spec.tied and not file.has(top_names["embed"]) and file.has(top_names["head"]):
+        top_names["embed"] = top_names["head"]  # one table, kept under its other name
+    top = {name: read([top_names[name]], shape) for name, shape in top_shapes(spec).items()}
     layers = []
     for index in range(spec.num_layers):
         prefix = names.layer_prefix.format(layer=index)

@@ -1,6 +1,7 @@
 """The Dense Assist handshake, both sides in one process."""
 
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -22,7 +23,7 @@ def sides():
 
 def test_parts_do_not_overlap_and_fit() -> None:
     parts = sorted(LAYOUT.offsets().values())
-    assert all(a + n <= b for (a, n), (b, _) in zip(parts, parts[1:], strict=False))
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(parts))
     assert sum(parts[-1]) <= LAYOUT.nbytes
 
 

@@ -79,7 +79,10 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_memory_that_is_not_there_is_refused_in_a_sentence() -> None:
+def test_memory_that_is_not_there_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dualpace.runtime.shared_memory._GROWTH_S", 0.0)
     left = [2**40, 2**40, 0]  # runs out at the third step
 
     def available() -> int:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from dualpace.runtime.schedule.log import request_record, round_record
 
 from dualpace.runtime import messages
 from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch
@@ -28,7 +27,8 @@ from dualpace.runtime.engine.stats import EngineStats
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.limits import RequestTooLong
-from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Row
+from dualpace.runtime.schedule.log import request_record, round_record
+from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep, Row
 from dualpace.runtime.schedule.state import State
 from dualpace.runtime.types import Request
 from dualpace.runtime.wire import Message
@@ -244,16 +244,14 @@ class LLMEngine:
         step = self._gpu_steps.popleft()
         assert step.number == done.step
         finished = self._take_tokens(step.rows, done, GPU)
-        self._state.apply_gpu(step, finished)
-        self._log_round("gpu", step, done, finished)
+        self._log_round("gpu", self._state.apply_gpu(step, finished), done)
 
     def _apply_cpu(self, done: messages.StepDone) -> None:
         step = self._cpu_step
         assert step is not None and step.number == done.step
         self._cpu_step = None
         finished = self._take_tokens(step.rows, done, CPU)
-        self._state.apply_cpu(step, finished)
-        self._log_round("cpu", step, done, finished)
+        self._log_round("cpu", self._state.apply_cpu(step, finished), done)
 
     def _take_tokens(self, rows: list[Row], done: messages.StepDone, engine: int) -> set[int]:
         """Appends each row's token to its conversation; returns the ids that end with it."""
@@ -303,17 +301,10 @@ class LLMEngine:
             request_record(conversation.request, output_len, refused=refused, cancelled=cancelled)
         )
 
-    def _log_round(
-        self, engine: str, step: GpuStep | CpuStep, done: messages.StepDone, finished: set[int]
-    ) -> None:
-        record = round_record(
-            self._state,
-            step,
-            finished,
-            started_s=done.started_s - self._start_s,
-            duration_s=done.duration_s,
-            route=self._cpu_route.name if engine == "cpu" else None,
-        )
+    def _log_round(self, engine: str, applied: Applied, done: messages.StepDone) -> None:
+        started_s = done.started_s - self._start_s
+        route = self._cpu_route if engine == "cpu" else None
+        record = round_record(engine, applied, started_s, done.duration_s, route)
         self._round_log.write(record)
         self._stats.count_round(engine, record)
         if not self._conversations:

@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
@@ -110,21 +109,25 @@ class WorkerHandle:
         return process
 
     async def close(self) -> None:
-        """Closes the lifeline, which ends the worker, and kills it if it does not listen."""
+        """Closes the lifeline, which ends a worker that is at work; one that is still starting, or
+        does not listen, is killed: it owns nothing that is not rebuilt."""
         if self._process is None:
             return
         assert self._lifeline is not None
         self._lifeline.shutdown(socket.SHUT_RDWR)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
-        loop.add_reader(self._pidfd, ended.set)
-        try:
-            await asyncio.wait_for(ended.wait(), CLOSE_TIMEOUT_S)
-        except TimeoutError:
+        if self.ready and not await self._ends_within(CLOSE_TIMEOUT_S):
             log.warning("%s worker does not end by itself; killed", self.role)
-            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._forget_process()
+
+    async def _ends_within(self, timeout_s: float) -> bool:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, ended.set)
+        try:
+            await asyncio.wait_for(ended.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     # ---- messages
 

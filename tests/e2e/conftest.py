@@ -1,0 +1,92 @@
+"""A served model in float32 with its logs, and what the reference generates."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Serve = Callable[..., AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How far an answer is the reference's greedy one."""
+
+    decided: int  # tokens that the reference decides; a tie of its best logits ends the comparison
+    wrong: int | None  # place of the first token that is not the reference's
+
+
+class Judge:
+    """Greedy decoding by transformers in float32, token by token.
+
+    One forward over prompt and answer says what the reference would have generated: if each token
+    is its choice after all those before, by induction the whole answer is.
+    """
+
+    def __init__(self, model: Any, tie: float = 1e-4) -> None:
+        self._model = model
+        self._tie = tie  # design.md, Graphs
+        self._known: dict[tuple[int, ...], Judgement] = {}
+
+    def __call__(self, prompt: list[int], tokens: list[int]) -> Judgement:
+        key = (*prompt, -1, *tokens)
+        if key not in self._known:
+            self._known[key] = self._judge(prompt, tokens)
+        return self._known[key]
+
+    def _judge(self, prompt: list[int], tokens: list[int]) -> Judgement:
+        import torch
+
+        ids = torch.tensor([prompt + tokens[:-1]])
+        with torch.inference_mode():
+            logits = self._model(ids).logits[0, len(prompt) - 1 :]
+        best = logits.topk(2)
+        for place, token in enumerate(tokens):
+            if best.values[place, 0] - best.values[place, 1] < self._tie:
+                return Judgement(place, None)
+            if int(best.indices[place, 0]) != token:
+                return Judgement(place, place)
+        return Judgement(len(tokens), None)
+
+
+@pytest.fixture(scope="session")
+def judge(hf_smollm2: Any) -> Judge:
+    import torch
+
+    torch.set_num_threads(1)  # as each worker has
+    return Judge(hf_smollm2)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    """`with serve(policy=..., **{"kv.gpu_blocks": 8}) as llm`; its logs are in `tmp_path` after."""
+    from dualpace import LLM
+
+    @contextmanager
+    def run(model: str = "random:tiny", **overrides: Any) -> Iterator[Any]:
+        settings = {
+            "model.dtype": "float32",
+            "compile.backend": "eager",
+            "runtime.round_log": str(tmp_path / "rounds.jsonl"),
+            "runtime.request_log": str(tmp_path / "requests.json"),
+            **overrides,
+        }
+        with LLM(model, **settings) as llm:
+            yield llm
+
+    return run
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    """The round log, complete once the model has been closed."""
+
+    def read() -> list[dict[str, Any]]:
+        lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return read
