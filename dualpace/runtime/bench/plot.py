@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import PlotConfig
 from dualpace.runtime.bench.metrics import sustainable_rate
+from dualpace.runtime.bench.sustain import table
 
 matplotlib.use("Agg")
 log = logging.getLogger(__name__)
@@ -59,11 +60,10 @@ OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 
 
 def plot(config: PlotConfig) -> None:
-    """Draw the configured figures; the last line of stdout is one JSON object."""
+    """Print the sustainable rates and draw the figures; stdout ends with one JSON object."""
     results = in_order(load_results(config.results), config.profiles)
     files = draw(results, config.figures, Path(config.out))
-    for file in files:
-        log.info("wrote %s", file)
+    print("\n".join(table(results)))
     print(json.dumps({"figures": [str(file) for file in files]}))
 
 

@@ -32,6 +32,6 @@ def print_report(result: dict[str, Any]) -> None:
         print(f"  {name:32} {result[key] * scale:10.3f} {unit}")
     share = result["cpu_resident_tokens"] / max(result["total_output_tokens"], 1)
     print(f"  {'tokens decoded in host memory':32} {100 * share:10.1f} %")
-    print(f"  {'simulated in':32} {result['wall_s']:10.1f} s of wall time")
+    print(f"  {'simulated in':32} {result['simulator_s']:10.1f} s of one core")
     shown = {key: value for key, value in result.items() if key != "timeline"}
     print(json.dumps(shown), flush=True)
