@@ -19,6 +19,11 @@ def bucket_of(num_rows: int, buckets: Sequence[int]) -> int:
     return buckets[index]
 
 
+def default_buckets(largest: int) -> tuple[int, ...]:
+    """Few buckets, so that a cold start stays short: 1, 8, 32, 128, 512 up to `largest` rows."""
+    return (*(size for size in (1, 8, 32, 128, 512) if size < largest), min(largest, 512))
+
+
 def pieces_of(num_rows: int, largest: int) -> list[tuple[int, int]]:
     """Cut rows into pieces of at most `largest`: [(start, end), ...]."""
     return [(i, min(i + largest, num_rows)) for i in range(0, num_rows, largest)]

@@ -5,21 +5,27 @@ Knows nothing about KV, attention or requests. `build` returns the Stages that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dualpace.graphs import stages
-from dualpace.graphs.backends import Stage, backend_of
+from dualpace.graphs.backends import Backend, Stage, backend_of
+from dualpace.graphs.buckets import default_buckets
 from dualpace.graphs.executor import Stages
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
+from dualpace.graphs.store import GraphStore, environment_key
 from dualpace.graphs.weights import Weights
 
 ANY_ROWS = 0  # the bucket of an executable that takes any row count
+
+Report = Callable[[int, int], None]  # graphs made so far, graphs in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,11 @@ class GraphKey:
 
 
 class GraphCache:
-    """The executables of one process."""
+    """The executables of one process, which serves one model."""
 
     def __init__(self) -> None:
         self.graphs: dict[GraphKey, Stage] = {}
+        self._spec: ModelSpec | None = None
 
     def build(
         self,
@@ -50,27 +57,49 @@ class GraphCache:
         buckets: Sequence[int] = (),
         max_context: int | None = None,
         tp: int = 1,
+        cache_dir: str | Path | None = None,
+        report: Report | None = None,
     ) -> Stages:
-        """Build every stage for every bucket and return them ready to be called.
+        """Build every stage for every bucket (none given: the default ones) and return them.
 
-        Weights are on `device` already; `max_context` (tokens) bounds the RoPE table. ConfigError
-        for a backend that is unknown or cannot run these weights.
+        Weights are on `device` already; `max_context` (tokens) bounds the RoPE table; `cache_dir`
+        keeps what is compiled for the next start. ConfigError for a backend that is unknown or
+        cannot run these weights, and for a folder that cannot be written.
         """
+        assert self._spec in (None, spec), "one cache serves one model"
+        self._spec = spec
         maker = backend_of(backend)
-        dtype = str(weights.embed.dtype).removeprefix("torch.")
-        prepared = maker.prepare(weights)
+        dtype = weights.embed.dtype
         cos, sin = (t.to(device) for t in rope_table(spec, max_context or spec.max_context))
-        result = Stages(prepared, cos, sin, maker)
-        for stage, function in stage_functions(spec).items():
-            for bucket in sorted(set(buckets)) if maker.static else [ANY_ROWS]:
-                key = GraphKey(stage, device, bucket, dtype, tp, backend)
+        result = Stages(maker.prepare(weights), cos, sin, maker)
+        sizes = sorted(set(buckets) or default_buckets(512)) if maker.static else [ANY_ROWS]
+        plan = [
+            (stage, function, GraphKey(stage, device, size, _name(dtype), tp, backend))
+            for stage, function in stage_functions(spec).items()
+            for size in sizes
+        ]
+        store = _store(maker, cache_dir)
+        with store.locked() if store is not None else nullcontext():
+            for done, (stage, function, key) in enumerate(plan, start=1):
                 if key not in self.graphs:
-                    rows = example_rows(stage, spec, bucket or 1, cos.device, weights.embed.dtype)
+                    rows = example_rows(stage, spec, key.bucket or 1, cos.device, dtype)
                     example = (*rows, *result.weights_of(stage, 0))
-                    self.graphs[key] = maker.build(function, example)
-                result.add(stage, bucket, self.graphs[key])
+                    self.graphs[key] = maker.build(function, example, store)
+                result.add(stage, key.bucket, self.graphs[key])
+                if report is not None:
+                    report(done, len(plan))
         result.ready()
         return result
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _store(maker: Backend, cache_dir: str | Path | None) -> GraphStore | None:
+    if cache_dir is None or not maker.static:
+        return None
+    return GraphStore(Path(cache_dir), environment_key())
 
 
 def stage_functions(spec: ModelSpec) -> dict[str, Stage]:

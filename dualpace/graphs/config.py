@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 DTYPES = ("auto", "bf16", "float32")
-BACKENDS = ("auto", "eager")
+BACKENDS = ("auto", "eager", "inductor", "inductor-packed")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class ModelConfig:
 class CompileConfig:
     """How stages become graphs. The two specific backends override `backend` where set."""
 
-    backend: str = "auto"  # auto | eager
+    backend: str = "auto"  # auto | eager | inductor | inductor-packed
     backend_gpu: str | None = None
     backend_cpu: str | None = None
     buckets: list[int] | None = None  # row counts that stages are compiled for; None: from limits

@@ -55,7 +55,7 @@ class Recording:
     def prepare(self, weights: Weights) -> Weights:
         return weights
 
-    def build(self, stage: Any, example: tuple[Any, ...]) -> Any:
+    def build(self, stage: Any, example: tuple[Any, ...], store: Any = None) -> Any:
         rows = example[0].shape[0]
         self.compiles += 1
 

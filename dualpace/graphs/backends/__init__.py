@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from dualpace.errors import ConfigError
 from dualpace.graphs.weights import Weights
 
+if TYPE_CHECKING:
+    from dualpace.graphs.store import GraphStore
+
 Stage = Callable[..., Any]
 
-BACKENDS = {"eager": "dualpace.graphs.backends.eager:Eager"}
+BACKENDS = {
+    "eager": "dualpace.graphs.backends.eager:Eager",
+    "inductor": "dualpace.graphs.backends.inductor:Inductor",
+    "inductor-packed": "dualpace.graphs.backends.inductor:InductorPacked",
+}
 
 
 class Backend(Protocol):
@@ -25,8 +32,10 @@ class Backend(Protocol):
     def prepare(self, weights: Weights) -> Weights:
         """The weights as its executables want them (packed and replaced by handles, or as is)."""
 
-    def build(self, stage: Stage, example: tuple[Tensor | None, ...]) -> Stage:
-        """An executable for arguments of the shapes and dtypes of `example`."""
+    def build(
+        self, stage: Stage, example: tuple[Tensor | None, ...], store: GraphStore | None = None
+    ) -> Stage:
+        """An executable for arguments of the shapes and dtypes of `example`, kept in `store`."""
 
     def num_compiles(self) -> int:
         """Compilations in this process so far, those that nobody asked for included."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from dualpace.graphs.backends import Stage
 from dualpace.graphs.weights import Weights
+
+if TYPE_CHECKING:
+    from dualpace.graphs.store import GraphStore
 
 
 class Eager:
@@ -17,7 +22,9 @@ class Eager:
     def prepare(self, weights: Weights) -> Weights:
         return weights
 
-    def build(self, stage: Stage, example: tuple[Tensor | None, ...]) -> Stage:
+    def build(
+        self, stage: Stage, example: tuple[Tensor | None, ...], store: GraphStore | None = None
+    ) -> Stage:
         return stage
 
     def num_compiles(self) -> int:
