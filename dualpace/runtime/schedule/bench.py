@@ -13,7 +13,7 @@ from dualpace.runtime.types import Request, blocks_for
 
 
 def full_state(rows: int) -> State:
-    """`rows` requests of 512 tokens decode on each engine, with room to grow for 512 more."""
+    """`rows` requests of 512 tokens decode on each engine, with room for 512."""
     blocks_each = blocks_for(512 + 512)
     limits = Limits(rows, rows, soft_tokens=513 * rows, hard_tokens=513 * rows)
     pool = rows * blocks_each + 1
@@ -38,7 +38,7 @@ def prefill(state: State) -> None:
 
 
 def measure(rows: int, rounds: int) -> dict[str, float]:
-    """Median, minimum and 99th percentile of one round's cost in ms: schedule and apply together."""
+    """Cost of one round in ms, schedule and apply together: median, minimum, 99th percentile."""
     state = full_state(rows)
     times: dict[str, list[float]] = {"gpu": [], "cpu": []}
     sizes = {"gpu": 0, "cpu": 0}

@@ -131,10 +131,6 @@ def decode_rows(state: State, requests: list[Request], evictions: list[Transfer]
                 donor = next(t for t in evictions if t.held)
                 request.blocks.append(donor.held.pop())
                 state.gpu_vacating -= 1
-            if (
-                len(request.blocks) > request.peak_blocks
-            ):  # ahead of the round that outgrows the estimate
-                request.peak_blocks = len(request.blocks)
         request.kv_len = kv_len + 1
         request.in_flight += 1
         request.pins += 1

@@ -207,6 +207,8 @@ def admit_prefills(draft: Draft) -> None:
     Stops at the first prompt that some limit refuses; from the first host-bound one on, all of
     this round go to the host, so that no smaller one passes it.
     """
+    if draft.round.preempt:
+        return  # who lost its KV goes back among the prompts, perhaps before all of these
     for request in prompts(draft):
         if request.blocks:
             admitted = continue_prompt(draft, request)

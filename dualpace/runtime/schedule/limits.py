@@ -76,6 +76,6 @@ class Limits:
             if host_capacity * BLOCK_TOKENS > limit:
                 why = f", as a prompt for the host is one forward of at most {self.host_prompt}"
             raise RequestTooLong(
-                f"prompt of {prompt_len} tokens with max_tokens={max_tokens} needs KV for {longest} "
-                f"tokens, the limit is {limit}{why}: shorten the prompt or lower max_tokens"
+                f"prompt of {prompt_len} tokens with max_tokens={max_tokens}: KV for {longest} "
+                f"tokens, the limit is {limit}{why}: shorten it or lower max_tokens"
             )

@@ -130,6 +130,7 @@ class State:
         none is due.
         """
         while self._may_schedule_gpu():
+            self._project()
             decision = self.policy.gpu_round(self.view())
             if self.gpu_in_flight and decision.exclusive:
                 return None
@@ -147,6 +148,12 @@ class State:
         if not self.look_ahead or len(self.gpu_in_flight) == 2 or self.gpu_in_flight[0].exclusive:
             return False
         return not any(row.request.needs_last_token for row in self.gpu_in_flight[0].rows)
+
+    def _project(self) -> None:
+        """Estimates as they will be when the round in flight has run and ended nobody."""
+        for step in self.gpu_in_flight:
+            for row in step.rows:
+                self._outgrow_if_due(row.request)
 
     def apply_gpu(self, step: GpuStep, finished: Collection[int]) -> Applied:
         """Applies the oldest GPU step in flight: each row that sampled gained one token.
@@ -207,17 +214,16 @@ class State:
                 applied.finished.append(request)
                 self.estimator.observe(request.num_output)
                 self._end(request)
-            elif request.num_output >= request.estimated_output:
-                self._outgrow(request)
+            else:
+                self._outgrow_if_due(request)
         return applied
 
-    def _outgrow(self, request: Request) -> None:
-        """The answer is longer than was thought: a new estimate, so a higher finish peak."""
-        request.estimated_output = self.estimator.estimate(request.num_output, request.max_tokens)
-        assert request.estimated_output > request.num_output, (
-            "an estimate leaves room for the next token"
-        )
-        request.peak_blocks = finish_peak(request, request.estimated_output)
+    def _outgrow_if_due(self, request: Request) -> None:
+        """An answer longer than was thought gets a new estimate, so a higher finish peak."""
+        outputs = request.num_output + request.in_flight
+        if request.estimated_output <= outputs < request.max_tokens:
+            request.estimated_output = self.estimator.estimate(outputs, request.max_tokens)
+            request.peak_blocks = finish_peak(request, request.estimated_output)
 
     # copies
 
