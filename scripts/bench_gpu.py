@@ -23,12 +23,12 @@ import torch
 from dualpace.graphs import sampling as reference_sampling
 from dualpace.graphs import stages
 from dualpace.graphs.attention import causal_prefill, paged_decode_reference
+from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.gpu import attention, kv, sampling, tune
 from dualpace.graphs.gpu.attention import Choice, Heads, PagedRows
 from dualpace.graphs.gpu.capture import Capturer, DecodeBatch, DecodeGraphs, PieceGraphs
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.host_memory import HostMemory
-from dualpace.graphs.gpu.launches import Launches
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.graphs.shapes import SHAPES
@@ -334,36 +334,48 @@ def floors(bench: Bench, batch: int) -> dict[str, float]:
 
 def decode_steps(bench: Bench) -> None:
     """The captured step in both forms, planned anew every step, tokens read one step late."""
+    forms = {
+        "span_1": (1, False),
+        "span_2": (2, False),
+        "span_4": (4, False),
+        "launches": (1, True),
+    }
     table = {}
     for batch in BATCHES:
-        began = time.perf_counter()
-        graphs = DecodeGraphs(
-            bench.forward,
-            bench.caches,
-            bench.decode(batch),
-            bench.rows.first(batch),
-            bench.sampled,
-            bench.capturer,
-            whole=True,
-            by_layer=True,
-        )
-        capture_s = time.perf_counter() - began
         steps = make_steps(batch)
-        whole = run_steps(bench, graphs, steps, by_layer=False)
-        by_layer = run_steps(bench, graphs, steps, by_layer=True)
+        decode, rows = bench.decode(batch), bench.rows.first(batch)
+        times: dict[str, object] = {}
+        for name, (span, as_launches) in forms.items():
+            began = time.perf_counter()
+            try:
+                graphs = DecodeGraphs(
+                    bench.forward,
+                    bench.caches,
+                    decode,
+                    rows,
+                    bench.sampled,
+                    bench.capturer,
+                    whole=span == 1,
+                    span=span,
+                    as_launches=as_launches,
+                )
+                capture_s = time.perf_counter() - began
+                if "whole" not in times:
+                    times["whole"] = round(run_steps(bench, graphs, steps, segments=False), 3)
+                    times["capture_s"] = round(capture_s, 2)
+                    times |= host_times(graphs, steps[0])
+                times[name] = round(run_steps(bench, graphs, steps, segments=True), 3)
+                if as_launches:
+                    times["launch_us"] = host_times(graphs, steps[0])["replay_us"]
+            except Exception as error:
+                times[name] = repr(error)
+            graphs = None
         floor = sum(floors(bench, batch).values())
-        table[batch] = {
-            "whole_ms": round(whole, 3),
-            "by_layer_ms": round(by_layer, 3),
-            "vllm_ms": VLLM_MS[batch],
-            "vs_vllm": round(whole / VLLM_MS[batch], 3),
-            "floor_ms": round(floor, 3),
-            "vs_floor": round(whole / floor, 3),
-            **host_times(graphs, steps[0]),
-            "capture_s": round(capture_s, 2),
-        }
-        bench.note(f"decode_{batch}", table[batch])
-        del graphs
+        whole = times["whole"]
+        times |= {"vllm": VLLM_MS[batch], "vs_vllm": round(whole / VLLM_MS[batch], 3)}
+        times |= {"floor": round(floor, 3), "vs_floor": round(whole / floor, 3)}
+        bench.note(f"decode_{batch}", times)
+        table[batch] = times
     bench.result["decode"] = table
 
 
@@ -394,17 +406,17 @@ def make_steps(batch: int) -> list[DecodeBatch]:
 
 
 def run_steps(
-    bench: Bench, graphs: DecodeGraphs, steps: list[DecodeBatch], by_layer: bool
+    bench: Bench, graphs: DecodeGraphs, steps: list[DecodeBatch], segments: bool
 ) -> float:
     """Milliseconds between tokens as the host sees them; the median."""
     ends, read = [], torch.empty(2, 256, dtype=torch.int32, pin_memory=True)
     events = [torch.cuda.Event() for _ in steps]
     for i, step in enumerate(steps):
         graphs.begin(step)
-        if by_layer:
+        if segments:
             graphs.pre_layer()
-            for layer in range(bench.spec.num_layers):
-                graphs.layer(layer)
+            for index in range(graphs.num_segments):
+                graphs.segment(index)
         else:
             graphs.whole()
         tokens = graphs.post_layer()
@@ -429,8 +441,8 @@ def host_times(graphs: DecodeGraphs, step: DecodeBatch) -> dict[str, float]:
         began = time.perf_counter()
         graphs.begin(step)
         planned = time.perf_counter()
-        for layer in range(8):
-            graphs.layer(layer)
+        for index in range(8):
+            graphs.segment(index)
         plans.append(planned - began)
         replays.append((time.perf_counter() - planned) / 8)
     torch.cuda.synchronize()
@@ -440,50 +452,6 @@ def host_times(graphs: DecodeGraphs, step: DecodeBatch) -> dict[str, float]:
         "plan_us": round(median(plans) * 1e6, 1),
         "replay_us": round(median(replays) * 1e6, 1),
     }
-
-
-def boundaries(bench: Bench) -> None:
-    """What a stage boundary costs: all layers as one graph, as groups, as one each, as launches."""
-    layers = range(bench.spec.num_layers)
-    for batch in (1, 64):
-        rows, decode = bench.rows.first(batch), bench.decode(batch)
-        decode.plan(random_pages([CONTEXT] * batch)[0])
-        out = rows.attn.view_as(rows.q)
-        slots = torch.zeros(batch, dtype=torch.int64, device=CUDA)
-
-        def run(group, rows=rows, decode=decode, out=out, slots=slots) -> None:
-            for i in group:
-                cache = bench.caches[i]
-                bench.forward.pre_attention(i, rows, slots, cache, slots, emit=False)
-                decode.run(rows.q, cache, out)
-                bench.forward.post_attention(i, rows)
-
-        times = {}
-        for name, size in (("whole", 32), ("by_4", 4), ("by_2", 2), ("by_1", 1)):
-            groups = [layers[i : i + size] for i in layers[::size]]
-            bench.capturer.warm_up(lambda g=groups[0], r=run: r(g))
-            graphs = [bench.capturer.capture(lambda g=g, r=run: r(g)) for g in groups]
-            times[name] = timed(lambda g=graphs: [x.replay() for x in g])
-        kept = []
-        for i in layers:
-            graph = torch.cuda.CUDAGraph(keep_graph=True)
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                graph.capture_begin(capture_error_mode="thread_local")
-                run([i])
-                graph.capture_end()
-            kept.append(graph)
-        launches = [Launches(g) for g in kept]
-        times["launches"] = timed(lambda some=launches: [x.replay() for x in some])
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for x in launches[:8]:
-            x.replay()
-        host = (time.perf_counter() - began) / 8 * 1e6
-        torch.cuda.synchronize()
-        shown = {k: round(v, 3) for k, v in times.items()}
-        bench.note(f"boundaries_{batch}", {**shown, "launches_host_us": round(host, 1)})
 
 
 def stage_sums(bench: Bench) -> None:
@@ -508,20 +476,34 @@ def stage_sums(bench: Bench) -> None:
 
         bench.capturer.warm_up(greedy)
         head = bench.capturer.capture(greedy)
-        times = {
-            "pre": timed(lambda p=pieces: [p.pre(i) for i in layers]),
-            "attention": timed(attended.replay),
-            "post": timed(lambda p=pieces: [p.post(i) for i in layers]),
-            "head": timed(head.replay),
+        chains = {
+            "pre": lambda r=rows, p=pieces: [
+                bench.forward.pre_attention(i, r, p.positions, bench.caches[i], p.slots)
+                for i in layers
+            ],
+            "post": lambda r=rows: [bench.forward.post_attention(i, r) for i in layers],
         }
+        times = {name: timed(bench.capturer.capture(f).replay) for name, f in chains.items()}
+        times |= {"attention": timed(attended.replay), "head": timed(head.replay)}
+        apart = [timed(lambda f=f: [f(i) for i in layers]) for f in (pieces.pre, pieces.post)]
         floor = floors(bench, batch)
         shown = {name: f"{ms:.3f} ({ms / floor[name]:.2f}x)" for name, ms in times.items()}
-        bench.note(f"stages_{batch}", {"sum_ms": round(sum(times.values()), 3), **shown})
+        bench.note(
+            f"stages_{batch}",
+            {
+                "sum_ms": round(sum(times.values()), 3),
+                "sum_with_a_graph_a_piece_ms": round(
+                    sum(apart) + times["attention"] + times["head"], 3
+                ),
+                **shown,
+            },
+        )
 
 
 def prefill(bench: Bench) -> None:
     """One prompt alone until its token is on the host, and full batches."""
-    for prompts in (1, 4):
+    backends = ("fa2", "fa3") if bench.choice.name == "flashinfer" else (None,)
+    for prompts, backend in itertools.product((1, 4), backends):
         tokens = prompts * PROMPT
         _, tables = random_pages([PROMPT] * prompts)
         rows = bench.rows.first(tokens)
@@ -531,7 +513,7 @@ def prefill(bench: Bench) -> None:
         slots = [t[i // 16] * 16 + i % 16 for t in tables for i in range(PROMPT)]
         slots = torch.tensor(slots, device=CUDA)
         last = torch.arange(1, prompts + 1, device=CUDA) * PROMPT - 1
-        attend = bench.maker.prefill()
+        attend = bench.maker.prefill(backend) if backend else bench.maker.prefill()
 
         def run(
             rows=rows,
@@ -561,7 +543,15 @@ def prefill(bench: Bench) -> None:
             times.append((time.perf_counter() - began) * 1e3)
         ms = statistics.median(times)
         rate = round(tokens / ms * 1e3)
-        bench.note(f"prefill_{prompts}x{PROMPT}", {"ms": round(ms, 2), "tokens_per_s": rate})
+        kinds = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=kinds) as profile:
+            run()
+        entries = sorted(profile.key_averages(), key=lambda e: -e.device_time_total)[:8]
+        for e in entries:
+            print(f"    {e.device_time_total / 1e3:8.2f} ms {e.count:5d} x {e.key[:90]}")
+        bench.note(
+            f"prefill_{prompts}x{PROMPT}_{backend}", {"ms": round(ms, 2), "tokens_per_s": rate}
+        )
 
 
 def swaps(bench: Bench) -> None:
@@ -584,9 +574,11 @@ def swaps(bench: Bench) -> None:
         targets = (torch.randperm(HOST_BLOCKS - 1)[:blocks] + 1).tolist()
         moved = blocks * host[0].nbytes
         out = timed(lambda h=hbm, t=targets: mover.swap_out(h, t), 5, 2)
+        dma = timed(lambda h=hbm, t=targets: mover.swap_out_by_dma(h, t), 5, 2)
         back = timed(lambda h=hbm, t=targets: mover.swap_in(t, h), 5, 2)
-        rates = {"out": moved / out / 1e6, "in": moved / back / 1e6}
-        shown = {k: f"{v:.1f} GB/s ({v / ceiling[k]:.2f})" for k, v in rates.items()}
+        rates = {"out": out, "out_dma": dma, "in": back}
+        rates = {k: moved / ms / 1e6 for k, ms in rates.items()}
+        shown = {k: f"{v:.1f} GB/s ({v / ceiling[k.split('_')[0]]:.2f})" for k, v in rates.items()}
         bench.note(f"swap_{blocks}_blocks", shown)
         assert torch.equal(host[targets[0]], bench.pool[:, hbm[0]].cpu()), "swap"
     k, v = (torch.randn(PROMPT, *bench.rows.k.shape[1:], device=CUDA).bfloat16() for _ in range(2))
@@ -607,17 +599,41 @@ def swaps(bench: Bench) -> None:
     memory.close()
 
 
+def inductor(bench: Bench) -> None:
+    """The registry's `inductor` on this device: build time and one bucket's stages in a graph."""
+    began = time.perf_counter()
+    cache = GraphCache()
+    built = cache.build(
+        bench.spec, bench.forward.weights, device="cuda", backend="inductor", buckets=(64,)
+    )
+    bench.note("inductor_build_s", round(time.perf_counter() - began, 1))
+    x = torch.randn(64, bench.spec.hidden, device=CUDA).bfloat16()
+    attn = torch.randn(64, bench.spec.q_size, device=CUDA).bfloat16()
+    positions = torch.arange(64, device=CUDA)
+    layers = range(bench.spec.num_layers)
+    stages_of = {
+        "pre": lambda: [built.pre_attention(i, x, positions) for i in layers],
+        "post": lambda: [built.post_attention(i, attn, x) for i in layers],
+        "head": lambda: built.post_layer(x, SamplingRows.greedy(64, CUDA)),
+    }
+    times = {}
+    for name, function in stages_of.items():
+        bench.capturer.warm_up(function)
+        times[name] = round(timed(bench.capturer.capture(function).replay), 3)
+    bench.note("inductor_stages_64", times)
+
+
 SECTIONS = {
     function.__name__: function
     for function in (
         ceilings,
         products,
         correctness,
-        boundaries,
         decode_steps,
         stage_sums,
         prefill,
         swaps,
+        inductor,
     )
 }
 

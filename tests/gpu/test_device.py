@@ -64,13 +64,23 @@ def make_forward(dtype: torch.dtype, cuts: dict[str, Skinny]) -> Forward:
     return Forward(SPEC, weights, cos, sin, 64, choices)
 
 
-def make_graphs(forward: Forward, kind: str) -> tuple[DecodeGraphs, torch.Tensor]:
+def make_graphs(
+    forward: Forward, kind: str, span: int = 1, as_launches: bool = False
+) -> tuple[DecodeGraphs, torch.Tensor]:
     pool = kv.make_pool(SPEC.num_layers, 128, 2, 128, forward.dtype, "cuda")
     decode = attention.make(Choice(kind, ""), HEADS, forward.dtype, CUDA).decode(BUCKET, 128)
     rows = Rows.empty(SPEC, BUCKET, forward.dtype, CUDA)
     sampled = torch.zeros(64, dtype=torch.int32, device=CUDA)
     graphs = DecodeGraphs(
-        forward, list(pool), decode, rows, sampled, Capturer(CUDA), whole=True, by_layer=True
+        forward,
+        list(pool),
+        decode,
+        rows,
+        sampled,
+        Capturer(CUDA),
+        whole=True,
+        span=span,
+        as_launches=as_launches,
     )
     return graphs, pool
 
@@ -104,8 +114,8 @@ def generate(graphs: DecodeGraphs, pool: torch.Tensor, whole: bool, wait: bool) 
             graphs.whole()
         else:
             graphs.pre_layer()
-            for layer in range(SPEC.num_layers):
-                graphs.layer(layer)
+            for index in range(graphs.num_segments):
+                graphs.segment(index)
         out.append(graphs.post_layer()[:5].clone())
         if wait:
             torch.cuda.synchronize()
@@ -119,6 +129,9 @@ def test_every_way_to_replay_gives_the_same_tokens(kind: str) -> None:
     assert len({tuple(tokens) for tokens in expected}) > 6
     for whole, wait in ((False, True), (True, False), (False, False)):
         assert generate(graphs, pool, whole, wait) == expected
+    for span, as_launches in ((2, False), (1, True)):
+        graphs, pool = make_graphs(make_forward(torch.bfloat16, CUTS), kind, span, as_launches)
+        assert generate(graphs, pool, whole=False, wait=False) == expected
 
 
 @pytest.mark.parametrize("cuts", [{}, CUTS], ids=["library", "skinny"])
@@ -195,7 +208,7 @@ def test_pieces_with_attention_between_are_the_layer() -> None:
     batch = batch_of(0, tables, 90, sampled=False)
     graphs.begin(batch)
     graphs.pre_layer()
-    graphs.layer(0)
+    graphs.segment(0)
     expected = graphs._rows.x.clone()
 
     rows = Rows.empty(SPEC, BUCKET, torch.bfloat16, CUDA)
@@ -252,6 +265,10 @@ def test_blocks_go_to_registered_memory_and_back_unchanged() -> None:
     stream.wait_stream(torch.cuda.current_stream())
     sources, targets = list(range(1, 33)), list(range(60, 28, -1))
     with torch.cuda.stream(stream):
+        mover.swap_out_by_dma(sources, targets)
+        stream.synchronize()
+        by_dma = host.clone()
+        host.zero_()
         mover.swap_out(sources, targets)
         event = torch.cuda.Event()
         event.record()
@@ -259,6 +276,7 @@ def test_blocks_go_to_registered_memory_and_back_unchanged() -> None:
         mover.swap_in(targets, sources[::-1])
     torch.cuda.synchronize()
     assert torch.equal(pool[:, 1:33].flip(1), before[:, 1:33])
+    assert torch.equal(host[29:61], by_dma[29:61])
     k, v = (torch.randn(50, 2, 64, device=CUDA).bfloat16() for _ in range(2))
     kv.write_out(k, v, host, 2, torch.tensor([3, 9, 1, 7], dtype=torch.int32, device=CUDA))
     torch.cuda.synchronize()

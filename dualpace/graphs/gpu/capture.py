@@ -1,9 +1,11 @@
 """CUDA graphs of a decode step, by layer or whole, and of the dense pieces of mixed batches.
 
-Stage-boundary mode replays pre-layer, each layer (pre-attention, KV append, attention,
+Stage-boundary mode replays pre-layer, each segment of layers (pre-attention, KV append, attention,
 post-attention) and post-layer one after another, so that the host may do something between;
 whole-forward mode replays everything before sampling as one graph. Both read the same fixed
-buffers: `begin` fills them, and nothing is allocated or compiled at a replay.
+buffers: `begin` fills them, and nothing is allocated or compiled at a replay. A segment is a graph
+of `span` layers, for every graph costs the device some 20 us, or plain launches (launches.py),
+which cost it a tenth of that and the host ten times more.
 
 Shape suffixes: M rows of a bucket, B rows of a batch.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from dualpace.graphs.gpu.attention import Decode, PagedRows
 from dualpace.graphs.gpu.forward import Forward, Rows
+from dualpace.graphs.gpu.launches import Launches
 from dualpace.graphs.gpu.planned import PackedInputs
 from dualpace.graphs.sampling import SamplingRows
 
@@ -49,9 +52,9 @@ class Capturer:
                 function()
         self._stream.synchronize()
 
-    def capture(self, function: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-        """A graph of what `function`, warmed up, launches."""
-        graph = torch.cuda.CUDAGraph()
+    def capture(self, function: Callable[[], Any], keep: bool = False) -> torch.cuda.CUDAGraph:
+        """A graph of what `function`, warmed up, launches; `keep` it as a graph for Launches."""
+        graph = torch.cuda.CUDAGraph(keep_graph=keep)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             # Other threads of the process may go on allocating and copying.
@@ -107,6 +110,10 @@ class DecodeInputs:
         self._packed.sent()
 
 
+class _Replayable(Protocol):
+    def replay(self) -> None: ...
+
+
 class DecodeGraphs:
     """The captured decode step of one bucket. `begin`, then the replays, in stream order.
 
@@ -122,10 +129,15 @@ class DecodeGraphs:
         rows: Rows,
         sampled: Tensor,
         capturer: Capturer,
-        whole: bool,
-        by_layer: bool,
+        whole: bool = True,
+        span: int = 0,
+        as_launches: bool = False,
     ) -> None:
-        """caches: each layer's [blocks, 2, K, 16, D]; sampled: int32, of the largest bucket."""
+        """caches: each layer's [blocks, 2, K, 16, D]; sampled: int32, of the largest bucket.
+
+        `whole` captures whole-forward mode; `span` > 0 stage-boundary mode in segments of that
+        many layers, replayed as graphs or, `as_launches`, kernel by kernel.
+        """
         self.bucket = bucket = rows.x.shape[0]
         self._forward, self._caches, self._decode = forward, caches, decode
         self._rows, self._sampled = rows, sampled
@@ -133,16 +145,27 @@ class DecodeGraphs:
         self._is_greedy = True
         decode.plan(PagedRows.idle(bucket))
         capturer.warm_up(self._once)
-        layers = range(len(caches))
         self._greedy = capturer.capture(self._run_greedy)
         self._sample = capturer.capture(self._run_sample)
-        self._pre = self._whole = None
-        self._layers: list[torch.cuda.CUDAGraph] = []
-        if by_layer:
-            self._pre = capturer.capture(self._run_pre)
-            self._layers = [capturer.capture(lambda i=i: self._run_layer(i)) for i in layers]
-        if whole:
-            self._whole = capturer.capture(self._run_whole)
+        self._whole = capturer.capture(self._run_whole) if whole else None
+        self._pre: _Replayable | None = None
+        self._segments: list[_Replayable] = []
+        if span:
+
+            def make(function: Callable[[], Any]) -> _Replayable:
+                graph = capturer.capture(function, keep=as_launches)
+                return Launches(graph) if as_launches else graph
+
+            self._pre = make(self._run_pre)
+            starts = range(0, len(caches), span)
+            spans = [range(i, min(i + span, len(caches))) for i in starts]
+            self._segments = [
+                make(lambda layers=layers: self._run_layers(layers)) for layers in spans
+            ]
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._segments)
 
     def begin(self, batch: DecodeBatch) -> None:
         """Fills the buffers and plans attention, without waiting for the device."""
@@ -154,8 +177,9 @@ class DecodeGraphs:
         assert self._pre is not None
         self._pre.replay()
 
-    def layer(self, layer: int) -> None:
-        self._layers[layer].replay()
+    def segment(self, index: int) -> None:
+        """The index-th `span` layers."""
+        self._segments[index].replay()
 
     def whole(self) -> None:
         """Pre-layer and all layers."""
@@ -181,10 +205,13 @@ class DecodeGraphs:
         self._decode.run(rows.q, cache, rows.attn.view_as(rows.q))
         self._forward.post_attention(layer, rows)
 
+    def _run_layers(self, layers: range) -> None:
+        for layer in layers:
+            self._run_layer(layer)
+
     def _run_whole(self) -> None:
         self._run_pre()
-        for layer in range(len(self._caches)):
-            self._run_layer(layer)
+        self._run_layers(range(len(self._caches)))
 
     def _run_greedy(self) -> None:
         self._forward.greedy(self._rows.h, self._sampled[: self.bucket])

@@ -7,16 +7,20 @@ earlier copy may still read, so two of them take turns, each guarded by an event
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import flashinfer
 import torch
 from torch import Tensor
 
 from dualpace.graphs.gpu.attention import BLOCK_TOKENS, Heads, PagedRows
+from dualpace.graphs.gpu.device import num_sms
 from dualpace.graphs.gpu.planned import PackedInputs
 
 _WORKSPACE_BYTES = 512 << 20  # partial results of split contexts, shared by all wrappers
-_BACKEND = "fa2"  # its FA3 decodes four times slower, and one module serves prompts too
+_DECODE = "fa2"  # its FA3 decodes four times slower
+_PREFILL = "auto"  # FA3 on Hopper
+_PROGRAMS_PER_SM = 2  # what its planner spreads split contexts over
 
 
 class FlashInferDecode:
@@ -39,21 +43,28 @@ class FlashInferDecode:
             paged_kv_indptr_buffer=views["indptr"],
             paged_kv_indices_buffer=views["indices"],
             paged_kv_last_page_len_buffer=views["last_lens"],
-            backend=_BACKEND,
+            backend=_DECODE,
         )
         first = self._wrapper._pin_memory_int_workspace_buffer
         self._pinned = [first, torch.empty_like(first, pin_memory=True)]
+        # With so many rows its planner never splits a context, and would still merge "splits".
+        splits = _PROGRAMS_PER_SM * num_sms(workspace.device) // heads.kv
+        self._never_split = bucket > splits
         idle = PagedRows.idle(bucket)
         self._wrapper.plan(
-            idle.indptr, idle.indices, idle.last_lens, *self._shape(), **self._types()
+            idle.indptr, idle.indices, idle.last_lens, *self._shape(), **self._options()
         )
         torch.cuda.synchronize(workspace.device)
 
     def _shape(self) -> tuple[int, int, int, int]:
         return self._heads.query, self._heads.kv, self._heads.dim, BLOCK_TOKENS
 
-    def _types(self) -> dict[str, torch.dtype]:
-        return {"q_data_type": self._dtype, "kv_data_type": self._dtype}
+    def _options(self) -> dict[str, Any]:
+        return {
+            "q_data_type": self._dtype,
+            "kv_data_type": self._dtype,
+            "disable_split_kv": self._never_split,
+        }
 
     def plan(self, rows: PagedRows) -> None:
         arrays = {
@@ -69,7 +80,7 @@ class FlashInferDecode:
             rows.indices,
             rows.last_lens,
             *self._shape(),
-            **self._types(),
+            **self._options(),
             global_override_indptr_cpu=rows.indptr,
         )
         self._inputs.sent()
@@ -81,12 +92,12 @@ class FlashInferDecode:
 class FlashInferPrefill:
     """Prompts by the ragged wrapper, later chunks by the paged one."""
 
-    def __init__(self, heads: Heads, dtype: torch.dtype, workspace: Tensor) -> None:
+    def __init__(self, heads: Heads, dtype: torch.dtype, workspace: Tensor, backend: str) -> None:
         self._heads, self._dtype = heads, dtype
         make = flashinfer.BatchPrefillWithRaggedKVCacheWrapper
-        self._ragged = make(workspace, "NHD", backend=_BACKEND)
+        self._ragged = make(workspace, "NHD", backend=backend)
         paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper
-        self._paged = paged(workspace, "HND", backend=_BACKEND)
+        self._paged = paged(workspace, "HND", backend=backend)
         self._is_paged = False
 
     def plan(self, query_lens: Sequence[int], context: PagedRows | None = None) -> None:
@@ -126,8 +137,8 @@ class FlashInfer:
     def decode(self, bucket: int, max_blocks: int) -> FlashInferDecode:
         return FlashInferDecode(self._heads, self._dtype, bucket, max_blocks, self._workspace)
 
-    def prefill(self) -> FlashInferPrefill:
-        return FlashInferPrefill(self._heads, self._dtype, self._workspace)
+    def prefill(self, backend: str = _PREFILL) -> FlashInferPrefill:
+        return FlashInferPrefill(self._heads, self._dtype, self._workspace, backend)
 
 
 make = FlashInfer

@@ -10,6 +10,8 @@ I intermediate, V vocabulary, C positions.
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -94,7 +96,9 @@ def rope_append(
     N, D = q_MND.shape[1:]
     K = k_MKD.shape[1]
     nothing = parts_SMW  # a pointer that is never followed
-    _rope_append[(M, N + 2 * K)](
+    group = math.gcd(N, K)  # a program's heads are all query, all key or all value heads
+    width = triton.next_power_of_2(group) * triton.next_power_of_2(D // 2)
+    _rope_append[(M, (N + 2 * K) // group)](
         parts_SMW,
         positions_M,
         cos_CP,
@@ -114,12 +118,14 @@ def rope_append(
         N=N,
         K=K,
         D=D,
+        GROUP=group,
+        PADDED=triton.next_power_of_2(group),
         HALF=triton.next_power_of_2(D // 2),
         BIAS=bias_W is not None,
         QK_NORM=q_norm_D is not None,
         APPEND=cache is not None,
         EMIT=emit,
-        num_warps=1,
+        num_warps=min(4, max(1, width // 128)),
         **launch_options(q_MND.device),
     )
 
@@ -200,6 +206,8 @@ def _rope_append(
     N: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
     HALF: tl.constexpr,
     BIAS: tl.constexpr,
     QK_NORM: tl.constexpr,
@@ -207,60 +215,64 @@ def _rope_append(
     EMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * GROUP
     P: tl.constexpr = D // 2
     W: tl.constexpr = (N + 2 * K) * D
-    p = tl.arange(0, HALF)
-    inside = p < P
+    g, p = tl.arange(0, PADDED)[:, None], tl.arange(0, HALF)[None, :]
+    inside = (g < GROUP) & (p < P)
     dtype: tl.constexpr = q.dtype.element_ty
+    own = g * D + p  # of the first half of each head, from the first head on
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    first = tl.zeros((HALF,), tl.float32)
-    second = tl.zeros((HALF,), tl.float32)
+    first = tl.zeros((PADDED, HALF), tl.float32)
+    second = tl.zeros((PADDED, HALF), tl.float32)
     for s in tl.static_range(SPLIT):
-        part = parts + (s * M + row) * W + head * D + p
+        part = parts + (s * M + row) * W + first_head * D + own
         first += tl.load(part, mask=inside, other=0.0).to(tl.float32)
         second += tl.load(part + P, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
-        first += tl.load(bias + head * D + p, mask=inside, other=0.0).to(tl.float32)
-        second += tl.load(bias + head * D + P + p, mask=inside, other=0.0).to(tl.float32)
-    if head < N + K:
+        added = bias + first_head * D + own
+        first += tl.load(added, mask=inside, other=0.0).to(tl.float32)
+        second += tl.load(added + P, mask=inside, other=0.0).to(tl.float32)
+    if first_head < N + K:
         if QK_NORM:
-            scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / D + eps)
+            squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+            scale = tl.rsqrt(squares / D + eps)[:, None]
             norm = q_norm
-            if head >= N:
+            if first_head >= N:
                 norm = k_norm
-            weight = tl.load(norm + p, mask=inside, other=0.0)
+            weight = tl.load(norm + p, mask=p < P, other=0.0)
             first = (weight * (first * scale).to(dtype)).to(tl.float32)
-            weight = tl.load(norm + P + p, mask=inside, other=0.0)
+            weight = tl.load(norm + P + p, mask=p < P, other=0.0)
             second = (weight * (second * scale).to(dtype)).to(tl.float32)
         position = tl.load(positions + row)
-        c = tl.load(cos + position * P + p, mask=inside, other=0.0)
-        s_ = tl.load(sin + position * P + p, mask=inside, other=0.0)
+        c = tl.load(cos + position * P + p, mask=p < P, other=0.0)
+        s_ = tl.load(sin + position * P + p, mask=p < P, other=0.0)
         turned = first * c - second * s_
         second = second * c + first * s_
         first = turned
     first_out, second_out = first.to(dtype), second.to(dtype)
-    if head < N:
-        q_place = q + (row * N + head) * D + p
+    if first_head < N:
+        q_place = q + (row * N + first_head) * D + own
         tl.store(q_place, first_out, mask=inside)
         tl.store(q_place + P, second_out, mask=inside)
     else:
-        is_value = head >= N + K
-        kv_head = head - N - tl.where(is_value, K, 0)
+        is_value = first_head >= N + K
+        kv_head = first_head - N - tl.where(is_value, K, 0)
         if EMIT:
             target = k
             if is_value:
                 target = v
-            kv_place = target + (row * K + kv_head) * D + p
+            kv_place = target + (row * K + kv_head) * D + own
             tl.store(kv_place, first_out, mask=inside)
             tl.store(kv_place + P, second_out, mask=inside)
         if APPEND:
             slot = tl.load(slots + row)
             if slot >= 0:
                 piece = tl.where(is_value, K, 0) + kv_head
-                place = cache + (slot // 16) * block_stride + (piece * 16 + slot % 16) * D + p
+                place = cache + (slot // 16) * block_stride
+                place += ((piece + g) * 16 + slot % 16) * D + p
                 tl.store(place, first_out, mask=inside)
                 tl.store(place + P, second_out, mask=inside)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 BLOCK_TOKENS = 16
 _WORDS = 4096  # of 4 bytes, a program
-_WRITE_OUT_PROGRAMS = 16  # enough for the link; the rest of the GPU belongs to the main batch
+_LINK_PROGRAMS = 16  # enough for the link; the rest of the GPU belongs to the main batch
 _RING_BLOCKS = 32  # device staging of a swap
 
 
@@ -57,20 +57,43 @@ def append(k_MKD: Tensor, v_MKD: Tensor, cache: Tensor, slots_M: Tensor) -> None
 
 def gather(pool: Tensor, blocks_n: Tensor, staging: Tensor) -> None:
     """staging[i] = block blocks[i] of every layer. staging: [n, L, 2, K, 16, D]; blocks int32."""
-    _move(pool, blocks_n, staging, to_pool=False)
+    _move(pool, blocks_n, staging, None, to_pool=False)
 
 
 def scatter(staging: Tensor, blocks_n: Tensor, pool: Tensor) -> None:
     """The inverse of `gather`."""
-    _move(pool, blocks_n, staging, to_pool=True)
+    _move(pool, blocks_n, staging, None, to_pool=True)
 
 
-def _move(pool: Tensor, blocks_n: Tensor, staging: Tensor, to_pool: bool) -> None:
+def gather_to_host(pool: Tensor, blocks_n: Tensor, host_pool: Tensor, targets_n: Tensor) -> None:
+    """host_pool[targets[i]] = block blocks[i] of every layer, written over the link by few
+    programs. host_pool is registered; targets int32, on the device."""
+    _move(pool, blocks_n, host_pool, targets_n, to_pool=False)
+
+
+def _move(
+    pool: Tensor, blocks_n: Tensor, packed: Tensor, places_n: Tensor | None, to_pool: bool
+) -> None:
     L, num_blocks = pool.shape[:2]
-    words, packed = as_words(pool), as_words(staging)
+    words, packed = as_words(pool), as_words(packed)
+    assert packed.is_contiguous()
     piece = words[0, 0].numel()
-    grid = (blocks_n.shape[0] * L, triton.cdiv(piece, _WORDS))
-    _move_pieces[grid](words, packed, blocks_n, L, num_blocks, piece, TO_POOL=to_pool, BLOCK=_WORDS)
+    chunks = triton.cdiv(piece, _WORDS)
+    total = blocks_n.shape[0] * L * chunks
+    _move_pieces[(total if places_n is None else min(total, _LINK_PROGRAMS),)](
+        words,
+        packed,
+        blocks_n,
+        blocks_n if places_n is None else places_n,
+        L,
+        num_blocks,
+        piece,
+        chunks,
+        total,
+        TO_POOL=to_pool,
+        PLACED=places_n is not None,
+        BLOCK=_WORDS,
+    )
 
 
 def write_out(
@@ -79,7 +102,7 @@ def write_out(
     host_pool: Tensor,
     layer: int,
     blocks_n: Tensor,
-    programs: int = _WRITE_OUT_PROGRAMS,
+    programs: int = _LINK_PROGRAMS,
 ) -> None:
     """One layer's k and v of one whole prompt straight into its host blocks.
 
@@ -109,7 +132,8 @@ def write_out(
 
 
 class BlockMover:
-    """Swaps between the pools: a gather or scatter of some blocks, and one DMA a run of blocks.
+    """Swaps between the pools. Out: one kernel that writes host memory. In: a DMA a run of blocks
+    to a staging ring, and a scatter.
 
     All on the current stream, in which the caller orders it (a stream of its own) and records its
     events. The staging ring is reused within that stream, so only one stream may use a mover.
@@ -123,6 +147,13 @@ class BlockMover:
 
     def swap_out(self, hbm_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copies blocks from HBM to the host pool."""
+        assert len(hbm_blocks) == len(host_blocks)
+        ids = self._to_device([*hbm_blocks, *host_blocks])
+        count = len(hbm_blocks)
+        gather_to_host(self._pool, ids[:count], self._host, ids[count:])
+
+    def swap_out_by_dma(self, hbm_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """The same by way of the staging ring, which leaves the multiprocessors free."""
         for sources, targets in self._pieces(hbm_blocks, host_blocks):
             gather(self._pool, self._to_device(sources), self._staging)
             for i, first, count in runs(targets):
@@ -189,18 +220,34 @@ def _append(
 
 @triton.jit
 def _move_pieces(
-    pool, staging, blocks, L, num_blocks, piece, TO_POOL: tl.constexpr, BLOCK: tl.constexpr
+    pool,
+    packed,
+    blocks,
+    places,
+    L,
+    num_blocks,
+    piece,
+    chunks,
+    total,
+    TO_POOL: tl.constexpr,
+    PLACED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    i, layer = tl.program_id(0) // L, tl.program_id(0) % L
-    block = tl.load(blocks + i).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = c < piece
-    in_pool = pool + (layer.to(tl.int64) * num_blocks + block) * piece + c
-    in_staging = staging + tl.program_id(0).to(tl.int64) * piece + c
-    if TO_POOL:
-        tl.store(in_pool, tl.load(in_staging, mask=inside), mask=inside)
-    else:
-        tl.store(in_staging, tl.load(in_pool, mask=inside), mask=inside)
+    for chunk in range(tl.program_id(0), total, tl.num_programs(0)):
+        i = chunk // (L * chunks)
+        layer = chunk // chunks % L
+        c = chunk % chunks * BLOCK + tl.arange(0, BLOCK)
+        inside = c < piece
+        block = tl.load(blocks + i).to(tl.int64)
+        place = i.to(tl.int64)
+        if PLACED:
+            place = tl.load(places + i).to(tl.int64)
+        in_pool = pool + (layer.to(tl.int64) * num_blocks + block) * piece + c
+        in_packed = packed + (place * L + layer) * piece + c
+        if TO_POOL:
+            tl.store(in_pool, tl.load(in_packed, mask=inside), mask=inside)
+        else:
+            tl.store(in_packed, tl.load(in_pool, mask=inside), mask=inside)
 
 
 @triton.jit

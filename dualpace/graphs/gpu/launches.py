@@ -15,7 +15,8 @@ from ctypes import POINTER, Structure, byref, c_char, c_int, c_size_t, c_ubyte, 
 import torch
 
 _KERNEL = 0
-_CLUSTER, _CLUSTER_POLICY, _DEPENDENT_LAUNCH = 4, 5, 6  # attribute ids
+_COPIED = (2, 4, 5, 11)  # attribute ids: cooperative, cluster, its scheduling, preferred cluster
+_DEPENDENT_LAUNCH = 6
 _PROGRAMMATIC = 1  # type of an edge
 
 
@@ -66,7 +67,7 @@ class Launches:
         self._launch.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
         self._kept: list[object] = []
         self._configs: list[_Config] = []
-        self._calls: list[tuple[c_void_p, c_void_p, c_void_p]] = []
+        self._calls: list[tuple[c_void_p, ...]] = []
         self._stream = -1
         handle = c_void_p(graph.raw_cuda_graph())
         for node, is_dependent in self._chain(handle):
@@ -80,8 +81,8 @@ class Launches:
             for config in self._configs:
                 config.stream = stream
         launch = self._launch
-        for config, function, arguments in self._calls:
-            error = launch(config, function, arguments, None)
+        for config, function, arguments, extra in self._calls:
+            error = launch(config, function, arguments, extra)
             if error:
                 raise RuntimeError(f"the CUDA driver refused a kernel launch (error {error})")
 
@@ -118,11 +119,11 @@ class Launches:
         found = _Node()
         self._call("cuGraphKernelNodeGetParams_v2", c_void_p(node), byref(found))
         attributes = []
-        for name in (_CLUSTER, _CLUSTER_POLICY):
+        for name in _COPIED:
             attribute = _Attribute(name)
             value = byref(attribute, _Attribute.value.offset)
-            self._call("cuGraphKernelNodeGetAttribute", c_void_p(node), name, value)
-            if attribute.value[0]:
+            error = self._driver.cuGraphKernelNodeGetAttribute(c_void_p(node), name, value)
+            if not error and attribute.value[0]:
                 attributes.append(attribute)
         if is_dependent:
             attribute = _Attribute(_DEPENDENT_LAUNCH)
@@ -134,4 +135,5 @@ class Launches:
         self._configs.append(config)
         function = c_void_p(found.function or found.kernel)
         place = c_void_p(ctypes.addressof(config))
-        self._calls.append((place, function, c_void_p(found.arguments)))
+        arguments = (c_void_p(found.arguments), c_void_p(found.extra))
+        self._calls.append((place, function, *arguments))

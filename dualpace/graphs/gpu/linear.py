@@ -23,7 +23,7 @@ _SHARED_BYTES = 227 << 10  # of one multiprocessor; a program's own overhead is 
 _THREADS = 2048  # of one multiprocessor
 _REGISTERS = 65536 // 110  # threads of one multiprocessor at the registers that a tile takes
 # (block_k, stages): few rows leave the pipeline to the weight, many share it with x.
-_PIPELINES = {16: ((64, 6), (128, 4), (256, 3)), 64: ((64, 3), (64, 4), (64, 6), (128, 3))}
+_PIPELINES = {16: ((64, 6), (128, 4), (256, 3)), 64: ((64, 4), (64, 6), (128, 3), (256, 2))}
 # Columns of a tile: with many rows a narrow one would read x as often as the weight.
 _SIZES = {
     16: {"gate_up": (32, 64), "head": (64, 128)},

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dualpace.graphs.gpu.device import launch_options
 from dualpace.graphs.sampling import SamplingRows
 
-_BLOCK = 4096
+_BLOCK = 8192  # one program reads a row alone: many loads in flight
 
 
 def argmax(logits_BV: Tensor, tokens_B: Tensor) -> None:
@@ -46,7 +46,7 @@ def sample(logits_BV: Tensor, rows: SamplingRows, tokens_B: Tensor) -> None:
         tokens_B,
         V,
         BLOCK=_block(V),
-        num_warps=16,
+        num_warps=32,
     )
 
 
@@ -94,43 +94,39 @@ def _best_tile(value, index, tokens, T, B, BLOCK: tl.constexpr, PDL: tl.constexp
 
 @triton.jit
 def _heavier(logits, V, best, temperature, least, BLOCK: tl.constexpr):
-    """(number, sum) of the weights above each of 4 thresholds `least`, the weights' bits.
-
-    A weight is exp((logit - best) / temperature).
-    """
-    count = tl.zeros((4, BLOCK), tl.int32)
-    mass = tl.zeros((4, BLOCK), tl.float32)
-    least = least.to(tl.float32, bitcast=True)[:, None]
+    """(number, sum) of the weights above `least`; a weight is exp((logit - best) / temperature)."""
+    count = tl.zeros((BLOCK,), tl.int32)
+    mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         c = start + tl.arange(0, BLOCK)
         values = tl.load(logits + c, mask=c < V, other=-float("inf"))
-        weights = tl.exp((values - best) / temperature)[None, :]
+        weights = tl.exp((values - best) / temperature)
         above = weights > least
         count += above.to(tl.int32)
         mass += tl.where(above, weights, 0.0)
-    return tl.sum(count, 1), tl.sum(mass, 1)
+    return tl.sum(count, 0), tl.sum(mass, 0)
 
 
 @triton.jit
 def _smallest_kept(logits, V, best, temperature, top_k, top_p, BLOCK: tl.constexpr):
     """A threshold: what top-k and top-p keep are the weights of at least it.
 
-    Searches over the bits of weights, which are ordered as the weights are: a weight of `high` is
-    kept, one of `low` is not, until nothing lies between. Every pass over the row tries four.
+    Bisects over the bits of weights, which are ordered as the weights are: a weight of `high` is
+    kept, one of `low` is not, until nothing lies between.
     """
-    i = tl.arange(0, 4)
-    _, totals = _heavier(logits, V, best, temperature, tl.zeros((4,), tl.int32), BLOCK)
+    _, total = _heavier(logits, V, best, temperature, 0.0, BLOCK)
     limit = tl.where(top_k > 0, top_k, V)
-    mass_limit = tl.where(top_p < 1.0, top_p * tl.max(totals, 0), float("inf"))
+    mass_limit = tl.where(top_p < 1.0, top_p * total, float("inf"))
     low = tl.full((), 0, tl.int32)  # weight 0 is never kept
     high = tl.full((), 0x3F800000, tl.int32)  # 1.0, the best token's weight
     while high - low > 1:
-        step = tl.maximum((high - low) // 5, 1)
-        tried = tl.minimum(low + step * (i + 1), high)
-        count, mass = _heavier(logits, V, best, temperature, tried, BLOCK)
-        kept = ((count < limit) & (mass < mass_limit)) | (tried == high)
-        low = tl.max(tl.where(kept, low, tried), 0)
-        high = tl.min(tl.where(kept, tried, high), 0)
+        middle = low + (high - low) // 2
+        least = middle.to(tl.float32, bitcast=True)
+        count, mass = _heavier(logits, V, best, temperature, least, BLOCK)
+        if (count < limit) & (mass < mass_limit):
+            high = middle
+        else:
+            low = middle
     return high.to(tl.float32, bitcast=True)
 
 

@@ -32,10 +32,14 @@ def test_gather_and_scatter_are_inverse(pools: tuple[torch.Tensor, torch.Tensor]
     assert torch.equal(pool, before)
 
 
-def test_swaps_move_blocks_between_the_pools(pools: tuple[torch.Tensor, torch.Tensor]) -> None:
+@pytest.mark.parametrize("by_dma", [False, True])
+def test_swaps_move_blocks_between_the_pools(
+    by_dma: bool, pools: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     pool, host = pools
     mover = kv.BlockMover(pool, host, ring_blocks=2)
-    mover.swap_out([1, 5, 2], [7, 3, 4])
+    swap_out = mover.swap_out_by_dma if by_dma else mover.swap_out
+    swap_out([1, 5, 2], [7, 3, 4])
     if pool.is_cuda:
         torch.cuda.synchronize()
     for source, target in ((1, 7), (5, 3), (2, 4)):
