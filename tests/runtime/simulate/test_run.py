@@ -20,7 +20,7 @@ POLICIES = ("dualpace", "neo", "gpu_only")
 # Long prompts press this small pool, so that every policy has to choose.
 SMALL = [
     "workload=lognormal",
-    "workload.num_requests=50",
+    "workload.num_requests=40",
     "workload.rate=6",
     "workload.max_len=4096",
     "kv.gpu_blocks=500",
@@ -54,7 +54,7 @@ def test_the_logs_of_a_run_pass_the_replay(policy: str, declared: bool, tmp_path
     ):  # NEO keeps no reserve; the log says where Equation 2 would have held it back
         problems = [problem for problem in problems if "Equation 2" not in problem]
     assert problems == []
-    assert len(requests) == result["completed"] == 50
+    assert len(requests) == result["completed"] == 40
     assert sum(r["output_len"] for r in requests) == result["total_output_tokens"]
     assert result["timeline"]["tokens"][-1] == result["total_output_tokens"]
     assert len(rounds) == result["gpu_rounds"] + result["cpu_rounds"]

@@ -69,7 +69,7 @@ def play(
 def test_every_request_ends_with_its_tokens_in_order(
     cost: CostModel, policy: str, quantile: bool, look_ahead: bool
 ) -> None:
-    requests = mixed(150)
+    requests = mixed(100)
     run, state = play(cost, requests, policy, quantile=quantile, look_ahead=look_ahead)
     for spec in requests:
         times = run.records[spec.id].token_times_s
@@ -100,8 +100,8 @@ def test_the_same_workload_gives_the_same_times(cost: CostModel) -> None:
 
 
 def test_the_host_tier_is_used_under_pressure_and_only_then(cost: CostModel) -> None:
-    pressed, _ = play(cost, mixed(150, gap_s=0.0))
-    roomy, _ = play(cost, mixed(150, gap_s=0.0), gpu_blocks=20000)
+    pressed, _ = play(cost, mixed(80, gap_s=0.0))
+    roomy, _ = play(cost, mixed(80, gap_s=0.0), gpu_blocks=20000)
     assert sum(pressed.timeline.cpu_tokens) > 0
     assert sum(roomy.timeline.cpu_tokens) == 0
 
