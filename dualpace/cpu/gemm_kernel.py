@@ -14,7 +14,7 @@ from numba import carray, cfunc, types
 from numba.extending import intrinsic
 
 from dualpace.cpu import amx_ir
-from dualpace.cpu.primitives import copy_bytes, fetch_add, int64_at
+from dualpace.cpu.primitives import copy_bytes, fetch_add, int64_at, load_shared
 from dualpace.cpu.version import source_version
 
 # Fields of the argument block. Strides are in bytes.
@@ -136,7 +136,7 @@ def gemm_kernel(native: bool) -> int:
                             int64_at(to + k * _TILE)[j] = 0
             fetch_add(block + COPIED * 8, 1)
             unit = fetch_add(block + NEXT_COPY * 8, 1)
-        while fetch_add(block + COPIED * 8, 0) < row_tiles * pieces:
+        while load_shared(block + COPIED * 8) < row_tiles * pieces:
             pass
 
         begin_amx(native, a[CONFIG])

@@ -48,6 +48,18 @@ def fetch_add(_context: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def load_shared(_context: Any, address: Any) -> Any:
+    """The int64 at `address` as other threads' fetch_add has left it, for waiting in a loop."""
+
+    def codegen(ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.PointerType())
+        builder.call(declare(builder.module, "llvm.x86.sse2.pause", ir.VoidType()), [])
+        return builder.load_atomic(pointer, "acquire", 8, typ=ir.IntType(64))
+
+    return types.int64(types.intp), codegen
+
+
+@intrinsic
 def float_of_bits(_context: Any, bits: Any) -> Any:
     """The float32 with these 32 bits."""
 
