@@ -32,7 +32,7 @@ def commit_gpu(state: State, decision: GpuRound) -> GpuStep | None:
     for request in decision.withdraw:
         state.unmark(request)
     for request in decision.preempt:
-        state.recompute(request)
+        state.recompute(request, state.preempted_gpu)
     evictions = [swap_out(state, request) for request in decision.swap_out]
     rows = decode_rows(state, decision.decode, evictions)
     arrivals = [swap_in(state, request) for request in decision.swap_in]
@@ -71,7 +71,7 @@ def commit_cpu(state: State, decision: CpuRound) -> CpuStep | None:
         return None  # nothing decided: rows in lockstep with the GPU (neo) stay where they are
     for request in decision.preempt:
         state.cpu_waiting.remove(request)
-        state.recompute(request)
+        state.recompute(request, state.preempted_cpu)
     for _ in range(decision.admitted):
         state.cpu_waiting.popleft()
     state.cpu_waiting.extendleft(reversed(decision.displaced))

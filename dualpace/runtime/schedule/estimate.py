@@ -17,7 +17,10 @@ class Estimator(Protocol):
     exact: bool  # no request can outgrow its estimate
 
     def estimate(self, num_output: int, max_tokens: int) -> int:
-        """For a request with `num_output` tokens so far that is not finished."""
+        """For a request with `num_output` tokens so far that is about to be prefilled."""
+
+    def outgrown(self, num_output: int, max_tokens: int) -> int:
+        """For a request whose `num_output` tokens have reached its estimate."""
 
     def observe(self, num_output: int) -> None:
         """A request has finished with that many outputs."""
@@ -29,6 +32,9 @@ class Declared:
     exact = True
 
     def estimate(self, num_output: int, max_tokens: int) -> int:
+        return max_tokens
+
+    def outgrown(self, num_output: int, max_tokens: int) -> int:
         return max_tokens
 
     def observe(self, num_output: int) -> None:
@@ -55,8 +61,11 @@ class Quantile:
     def estimate(self, num_output: int, max_tokens: int) -> int:
         expected = self._first if self._finished < self._warmup else self._quantile(0)
         if expected <= num_output:
-            expected = max(self._quantile(num_output), num_output + BLOCK_TOKENS)
+            return self.outgrown(num_output, max_tokens)
         return min(expected, max_tokens)
+
+    def outgrown(self, num_output: int, max_tokens: int) -> int:
+        return min(max(self._quantile(num_output), num_output + BLOCK_TOKENS), max_tokens)
 
     def observe(self, num_output: int) -> None:
         if len(self._recent) == self._recent.maxlen:

@@ -37,7 +37,7 @@ def lose_gpu(state: State) -> list[Request]:
     alive.sort(key=lambda r: r.order)
     for request in alive:
         state.leave_queues(request)
-        state.recompute(request)
+        state.recompute(request, state.preempted_gpu)
     return alive
 
 

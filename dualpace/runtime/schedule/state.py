@@ -222,7 +222,7 @@ class State:
         """An answer longer than was thought gets a new estimate, so a higher finish peak."""
         outputs = request.num_output + request.in_flight
         if request.estimated_output <= outputs < request.max_tokens:
-            request.estimated_output = self.estimator.estimate(outputs, request.max_tokens)
+            request.estimated_output = self.estimator.outgrown(outputs, request.max_tokens)
             request.peak_blocks = finish_peak(request, request.estimated_output)
 
     # copies
@@ -298,17 +298,14 @@ class State:
             request.marked = False
             self.marked.remove(request)
 
-    def recompute(self, request: Request) -> None:
-        """Drops the KV of a request in no queue but the GPU's, and puts it back in waiting by
-        arrival.
+    def recompute(self, request: Request, by: list[int]) -> None:
+        """Drops the KV of a request in no queue but the GPU's; back to waiting, by arrival.
 
-        The prompt in progress keeps the head: it holds blocks that anybody before it may be
-        waiting for.
+        `by` is the record of the engine that drops it. The prompt in progress keeps the head:
+        it holds blocks that anybody before it may be waiting for.
         """
         assert request.ready, f"request {request.id} is touched by something in flight"
-        (self.preempted_gpu if request.owner is Owner.GPU else self.preempted_cpu).append(
-            request.id
-        )
+        by.append(request.id)
         place = bisect_left(self.gpu_running, request.order, key=_order)
         if place < len(self.gpu_running) and self.gpu_running[place] is request:
             del self.gpu_running[place]

@@ -24,7 +24,7 @@ lengths = st.integers(1, 90)
 
 
 class Serving(RuleBasedStateMachine):
-    """Arrivals, both engines, copies, cancels and worker losses in any order; drained at the end."""
+    """Arrivals, rounds, copies, cancels and worker losses in any order; drained at the end."""
 
     policy = "dualpace"
 

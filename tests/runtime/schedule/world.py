@@ -35,7 +35,7 @@ class World:
     rounds: int = 0
     work: int = 0  # tokens sampled and chunks computed
     reuse: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
-    """Outstanding swap-out -> (HBM blocks it reads, requests that may take them before the report)."""
+    """Outstanding swap-out -> (HBM blocks that it reads, requests that may take them already)."""
 
     def __post_init__(self) -> None:
         self.device = FakeDevice(self.state)

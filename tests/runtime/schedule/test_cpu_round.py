@@ -1,0 +1,181 @@
+"""Appendix A.2, one paragraph after the other."""
+
+from dataclasses import replace
+
+from dualpace.runtime.schedule import HostEnvelope, View
+from dualpace.runtime.schedule.cpu_round import cpu_round
+from dualpace.runtime.schedule.limits import Limits
+from dualpace.runtime.types import Owner, Phase, Request
+from tests.runtime.schedule.drive import cpu, fill_host, gpu, ids, make
+
+
+def resident(request_id: int, blocks: int, peak: int, kv_len: int | None = None) -> Request:
+    """A request on the host; by default its next token needs no block."""
+    kv_len = 16 * blocks - 1 if kv_len is None else kv_len
+    return Request(
+        request_id,
+        prompt_len=kv_len,
+        max_tokens=100,
+        order=request_id,
+        owner=Owner.CPU,
+        phase=Phase.DECODING,
+        num_output=1,
+        kv_len=kv_len,
+        blocks=list(range(1, blocks + 1)),
+        estimated_output=50,
+        peak_blocks=peak,
+    )
+
+
+def view(
+    running: list[Request],
+    waiting: list[Request],
+    *,
+    capacity: int = 100,
+    migration: int = 0,
+    rows: int = 8,
+    hard: int = 1024,
+) -> View:
+    used = sum(len(r.blocks) for r in running + waiting)
+    growth = sum(r.peak_blocks - len(r.blocks) for r in running)
+    return replace(
+        make().view(),
+        limits=Limits(gpu_rows=1, cpu_rows=rows, soft_tokens=1, hard_tokens=hard),
+        cpu_running=running,
+        cpu_waiting=waiting,
+        host_free=capacity - used,
+        gpu_capacity=0,
+        envelope=HostEnvelope(capacity, used, 0, growth, migration),
+    )
+
+
+# A.2.2 Preserve the running frontier
+
+
+def test_a22_running_requests_stay_in_order() -> None:
+    running = [resident(3, 2, 4), resident(1, 2, 4)]
+    assert cpu_round(view(running, [])).decode == running
+
+
+def test_a22_a_marked_request_yields_and_nobody_older_is_admitted() -> None:
+    running = [resident(0, 2, 4), resident(1, 2, 4), resident(2, 2, 4)]
+    running[1].marked = True
+    decision = cpu_round(view(running, [resident(3, 2, 4)]))
+    assert ids(decision.decode) == [0, 2] and ids(decision.displaced) == [1]
+    assert decision.admitted == 0
+
+
+def test_a22_the_suffix_behind_a_boundary_leaves_together() -> None:
+    running = [resident(0, 4, 8), resident(1, 4, 12), resident(2, 4, 4)]
+    decision = cpu_round(view(running, [resident(3, 1, 1)], capacity=24, migration=2))
+    assert ids(decision.decode) == [0], "13 + 2 used and reserved, 4 to grow: 8 more do not fit"
+    assert ids(decision.displaced) == [1, 2], "2 needs nothing, but is behind the boundary"
+    assert decision.admitted == 0
+
+
+def test_a22_displaced_requests_go_to_the_front_of_waiting_in_their_order() -> None:
+    state = make(gpu=1, host=64)
+    fill_host(state, [0, 1, 2], 32)
+    cpu(state)
+    fill_host(state, [3], 32)
+    state.limits = replace(state.limits, cpu_rows=1)
+    assert ids(cpu(state).rows) == [0]
+    assert ids(state.cpu_waiting) == [1, 2, 3]
+
+
+# A.2.3 Admit the ready waiting prefix
+
+
+def test_a23_waiting_is_admitted_in_order_while_finish_growth_and_reserve_allow() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 4, 8), resident(2, 4, 8)]
+    decision = cpu_round(view([], waiting, capacity=30, migration=10))
+    assert ids(decision.decode) == [0, 1] and decision.admitted == 2
+    assert ids(cpu_round(view([], waiting, capacity=30, migration=11)).decode) == [0]
+
+
+def test_a23_the_prefix_ends_at_the_first_unready_request() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 4, 8), resident(2, 4, 8)]
+    waiting[1].pins = 1
+    assert ids(cpu_round(view([], waiting)).decode) == [0]
+
+
+def test_a23_immediate_blocks_must_be_free() -> None:
+    waiting = [resident(0, 2, 3, kv_len=32), resident(1, 2, 3, kv_len=32)]
+    crowded = replace(view([], waiting), host_free=1)
+    assert ids(cpu_round(crowded).decode) == [0]
+
+
+def test_a23_rows_and_tokens_bound_the_batch() -> None:
+    waiting = [resident(i, 2, 2) for i in range(4)]
+    assert len(cpu_round(view([], waiting, rows=3)).decode) == 3
+    assert len(cpu_round(view([], waiting, hard=2)).decode) == 2
+
+
+# A.2.4 Wait on readiness rather than bypassing ownership
+
+
+def test_a24_an_unready_head_is_not_passed() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    waiting[0].pins = 1
+    decision = cpu_round(view([], waiting))
+    assert decision.decode == [] and decision.preempt == []
+
+
+def test_a24_a_yielded_request_is_not_taken_back_while_its_mark_stands() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    waiting[0].marked = True
+    assert cpu_round(view([], waiting)).decode == []
+
+
+def test_a24_a_round_short_of_the_reserve_alone_waits() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    decision = cpu_round(view([], waiting, capacity=12, migration=4))
+    assert decision.decode == [] and decision.preempt == []
+
+
+def test_a24_a_head_that_can_wait_for_nobody_gets_the_room_of_the_youngest() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 2, 8), resident(2, 3, 8)]
+    stuck = view([], waiting, capacity=10)  # 9 used, 4 to grow
+    decision = cpu_round(stuck)
+    assert ids(decision.preempt) == [2] and decision.decode == []
+    assert cpu_round(replace(stuck, transfers_in_flight=1)).preempt == [], "copies may free some"
+    assert cpu_round(replace(stuck, gpu_capacity=8)).preempt == [], "HBM can take the head"
+
+
+# A.2.5 Commit and execute one CPU decode batch
+
+
+def test_a25_only_the_next_tokens_block_is_allocated() -> None:
+    state = make(gpu=1, host=64)
+    fill_host(state, [0], 32, 64)
+    assert state.host_pool.num_used == 2
+    step = cpu(state)
+    assert (step.rows[0].start, len(step.rows[0].blocks)) == (32, 3)
+    assert state.host_pool.num_used == 3 and state.envelope.growth == 3, "b-hat is 6"
+    cpu(state)
+    assert state.host_pool.num_used == 3
+
+
+def test_a25_finished_requests_release_their_kv_and_others_stay_ready() -> None:
+    state = make(gpu=1, host=64)
+    fill_host(state, [0, 1], 32)
+    cpu(state, finished=[0])
+    assert ids(state.cpu_running) == [1] and state.cpu_running[0].ready
+    assert state.host_pool.num_used == 3
+    while not state.idle:
+        cpu(state)
+    assert state.host_pool.num_used == 0
+
+
+def test_the_engines_paces_are_independent() -> None:
+    state = make(gpu=3, host=64)
+    fill_host(state, [0], 64, 9)
+    step = state.schedule_cpu()
+    assert step is not None
+    fill_host(state, [], 0)
+    state.add(Request(9, 16, 20))
+    for _ in range(5):
+        gpu(state)
+    assert state.requests[9].num_output == 5 and state.requests[0].num_output == 1
+    state.apply_cpu(step, ())
+    assert state.requests[0].num_output == 2
