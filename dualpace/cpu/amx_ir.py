@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """AMX tiles as vector code: the inner loop of the tile GEMM and its epilogues.
 
 A tile is 16 rows of 64 bytes. Activations lie as tiles of 16 rows x 32 bf16; weights as tiles of 16

@@ -68,5 +68,6 @@ def kv_append(k: Tensor, v: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
         np.int64,
     )
     assert len(block) == kernel.NUM_FIELDS
-    threads = min(torch.get_num_threads(), -(-num_rows // kernel.ROWS_AT_ONCE))
+    # One, or all: a pool that is asked for fewer threads than before ends the others.
+    threads = 1 if num_rows <= kernel.ROWS_AT_ONCE else torch.get_num_threads()
     parallel(kernel.append_kernel(), block.ctypes.data, threads)

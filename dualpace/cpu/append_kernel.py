@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """The kernel behind `kv_append`. It knows addresses and strides, and nothing about tensors."""
 
 import functools

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualpace.cpu import packed, topology
-from dualpace.cpu.attention import PagedDecoder, plan_decode
+from dualpace.cpu.attention import PagedDecoder, block_shape, plan_decode
 from dualpace.cpu.ceilings import best_seconds, read_bandwidth, tile_rate
 from dualpace.cpu.gemm import Epilogue, TileLinear
 from dualpace.cpu.isa import Level, detect
@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     isa = detect(options.isa)
+    options.level = isa.level
     report: dict[str, Any] = {
         "cpu": _cpu_name(),
         "isa": isa.level,
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.only != "attention":
         report["dense"] = dense_table(sizes, threads, bandwidth, isa.has(Level.AMX))
     if options.scaling:
-        report["scaling"] = scaling(sizes, threads, options.scaling)
+        report["scaling"] = scaling(sizes, threads, options.scaling, isa.level)
     wrong = [r for r in report.get("attention", []) + report.get("dense", []) if not r["right"]]
     report["wrong"] = len(wrong)
     print(json.dumps(report))
@@ -123,20 +124,20 @@ class AttentionCase:
         layers = max(2, min(16, -(-s.memory // self.bytes)))
         num_blocks = max(rows * blocks, s.memory // layers // one)
         shape = (num_blocks, layers) if block_major else (layers, num_blocks)
-        pool = huge_empty(num_blocks * layers * one).view(torch.int16)
-        pool.random_(0x3C00, 0x3F80)  # bf16 between 2^-7 and 1
-        pool = pool.view(BF16).view(*shape, 2, s.kv_heads, 16, s.head_dim)
+        pool = _filled(num_blocks * layers * one).view(*shape, 2, s.kv_heads, 16, s.head_dim)
         self.pool = [pool[:, i] if block_major else pool[i] for i in range(layers)]
         self.q = torch.randn(rows, s.q_heads, s.head_dim).to(BF16)
         self.out = torch.empty_like(self.q)
         self.scale = s.head_dim**-0.5
         lens = np.full(rows, context, np.int32)
         plan = plan_decode(lens, s.kv_heads, threads, options.chunks, options.heads)
+        heads = s.q_heads, s.kv_heads
+        kind = block_shape(s.head_dim, s.q_heads // s.kv_heads, BF16, options.level)
         self.tables, self.decoders = [], []
         for _ in range(max(1, min(8, num_blocks // (rows * blocks)))):
             chosen = torch.randperm(num_blocks)[: rows * blocks]
             self.tables.append(chosen.to(torch.int32).view(rows, blocks))
-            self.decoders.append(PagedDecoder(s.q_heads, s.kv_heads, s.head_dim, BF16))
+            self.decoders.append(PagedDecoder(*heads, s.head_dim, BF16, kind))
             self.decoders[-1].begin(plan, self.tables[-1])
         self.turn = 0
 
@@ -158,6 +159,15 @@ class AttentionCase:
         q = self.q[:2].double().reshape(k.shape[0], k.shape[1], -1, k.shape[3])
         exact = (q @ k.mT * self.scale).softmax(-1) @ v
         return float((self.out[:2].double() - exact.flatten(1, 2)).abs().max())
+
+
+def _filled(num_bytes: int) -> Tensor:
+    """bf16 between 2^-7 and 1, the same few million again and again."""
+    pool = huge_empty(num_bytes).view(torch.int16)
+    pattern = torch.empty(1 << 22, dtype=torch.int16).random_(0x3C00, 0x3F80)
+    for piece in torch.split(pool, len(pattern)):
+        piece.copy_(pattern[: len(piece)])
+    return pool.view(BF16)
 
 
 def attention_table(
@@ -287,7 +297,7 @@ def _dense_reference(x: Tensor, residual: Tensor, weights: list[Tensor]) -> Tens
     return (F.silu(gate) * up) @ down.T + y
 
 
-def scaling(sizes: Sizes, most: int, path: str) -> list[dict[str, Any]]:
+def scaling(sizes: Sizes, most: int, path: str, level: Level) -> list[dict[str, Any]]:
     """Attention and plain reading over thread counts, drawn into the file `path`."""
     import matplotlib
 
@@ -295,7 +305,7 @@ def scaling(sizes: Sizes, most: int, path: str) -> list[dict[str, Any]]:
     from matplotlib import pyplot
 
     rows, context = max(sizes.batches, key=lambda batch: min(batch[0] * batch[1], 32768))
-    options = argparse.Namespace(chunks=1, heads=1)
+    options = argparse.Namespace(chunks=1, heads=1, level=level)
     counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < most] + [most]
     records = []
     for n in counts:

@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """Attention over one KV block of 16 tokens, for all query heads of one KV head, as vector code.
 
 K and V rows are read once for the whole group. bf16 is widened in registers: of 2 * lanes

@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """What the machine can do at most: read bandwidth, and the tile unit's rate from its registers.
 
 Measured on the same threads as the kernels that are compared with it. Knows nothing about them.

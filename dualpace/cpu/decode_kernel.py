@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """The decode-attention kernel: threads take chunks of a plan, walk their KV blocks, and merge cut
 requests.
 

@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """The tile GEMM's kernel: threads copy activations into tiles, then take groups of output columns.
 
 One C callback for all sizes. A group's columns stay with one thread for all inputs and rows: sums

@@ -55,7 +55,9 @@ def parallel(function: int, block: int, num_threads: int) -> None:
     threads at once.
 
     Returns when all have returned; the GIL is free meanwhile. The runtime may grant fewer threads
-    than asked for: callbacks share their work through a counter and never rely on the number.
+    than asked for: callbacks share their work through a counter and never rely on the number. Ask
+    for one thread or for all: a pool that is asked for fewer threads than before ends the others,
+    and starting them again takes longer than a small kernel.
     """
     _gomp_parallel()(function, block, num_threads, 0)
 

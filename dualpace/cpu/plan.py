@@ -26,7 +26,8 @@ class DecodePlan:
     """The division of one batch.
 
     num_rows, num_kv_heads   what it was made for
-    num_threads              threads to start
+    num_threads              threads to start: one, or all, since a pool that is asked for fewer
+                             threads than before ends the others
     heads_per_item           KV heads that one segment walks together
     segments                 int32 [segments, 6]: row, first KV head, first and end KV block, slot
                              (-1: the whole item), item; sorted by place on the line
@@ -103,7 +104,7 @@ def plan_decode(
     return DecodePlan(
         len(lens),
         num_kv_heads,
-        min(num_threads, len(bounds)),
+        num_threads if len(bounds) > 1 else 1,
         heads_per_item,
         segments,
         chunk_starts,

@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """What Numba lacks for kernels over raw addresses: typed pointers, atomics, bit casts, bf16
 scalars.
 

@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """A small layer over llvmlite for kernels written in vector registers.
 
 `Vectors` wraps an IR builder with the loads, stores, multiply-adds and shuffles that the kernels

@@ -1,6 +1,7 @@
 """Paged decode attention against float64, over shapes, block tables, layouts and extreme scores."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from dualpace.cpu.attention import (
     warm_up,
 )
 from dualpace.cpu.block_ir import BlockShape
+from dualpace.cpu.openmp import each_thread
 
 BF16, F32 = torch.bfloat16, torch.float32
 # Worst error against float64 of the same stored inputs, times the largest |V| that is attended
@@ -164,6 +166,21 @@ def test_nothing_compiles_once_warm() -> None:
         q, cache, tables, context = make_batch(lens, *SMALL, BF16)
         paged_decode(q, cache, tables, context, 1.0, torch.empty_like(q))
     assert num_compiles() == before
+
+
+def test_threads_live_on_between_small_and_large_batches() -> None:
+    def threads() -> set[int]:
+        seen: list[int] = []
+        each_thread(lambda: seen.append(threading.get_native_id()), 4)
+        return set(seen)
+
+    before = threads()
+    for lens in ([3], [40] * 3, [900] * 9):
+        q, cache, tables, context = make_batch(lens, *SMALL, BF16)
+        decoder = PagedDecoder(*SMALL, BF16)
+        decoder.begin(plan_decode(context.numpy(), 3, 4), tables)
+        decoder.run(q, cache, 1.0, torch.empty_like(q))
+        assert threads() == before
 
 
 def test_append_then_attend() -> None:
