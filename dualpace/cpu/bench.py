@@ -25,7 +25,7 @@ from dualpace.cpu.attention import PagedDecoder, block_shape, plan_decode
 from dualpace.cpu.ceilings import best_seconds, read_bandwidth, tile_rate
 from dualpace.cpu.gemm import Epilogue, TileLinear
 from dualpace.cpu.isa import Level, detect
-from dualpace.cpu.memory import huge_empty
+from dualpace.cpu.memory import Scratch, huge_empty
 from dualpace.cpu.openmp import runtimes
 
 BF16 = torch.bfloat16
@@ -228,7 +228,8 @@ def dense_table(sizes: Sizes, threads: int, bandwidth: float, amx: bool) -> list
     ]
     candidates: dict[str, list[Layer]] = {"onednn": [_onednn_layer(w) for w in weights]}
     if amx:
-        candidates["amx"] = [_tile_layer(w) for w in weights]
+        scratch = Scratch()
+        candidates["amx"] = [_tile_layer(w, scratch) for w in weights]
     print(f"\ndense after attention, hidden {h}, intermediate {i}, {sets} sets of weights, bf16")
     print("rows candidate       ms  TFLOP/s  weights GB/s  of read    error")
     records = []
@@ -277,9 +278,9 @@ def _onednn_layer(weights: list[Tensor]) -> Layer:
     return run
 
 
-def _tile_layer(weights: list[Tensor]) -> Layer:
+def _tile_layer(weights: list[Tensor], scratch: Scratch) -> Layer:
     o, gate_up, down = (
-        TileLinear(w, e)
+        TileLinear(w, e, scratch=scratch)
         for w, e in zip(weights, (Epilogue.ADD, Epilogue.SILU_MUL, Epilogue.ADD), strict=True)
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dualpace.cpu import amx_ir, amx_probe
 from dualpace.cpu import gemm_kernel as kernel
 from dualpace.cpu.isa import Level, detected
-from dualpace.cpu.memory import huge_empty
+from dualpace.cpu.memory import Scratch, huge_empty
 from dualpace.cpu.openmp import parallel
 
 MAX_ROWS = 512
@@ -39,13 +39,18 @@ def fits(out_features: int, in_features: int) -> bool:
 class TileLinear:
     """x [rows, in] bf16 -> [rows, out] bf16 for one weight [out, in], which is copied.
 
-    native=False computes the same without a tile unit, slowly (tests).
+    native=False computes the same without a tile unit, slowly (tests). Layers that run after each
+    other should share one `scratch`: it is several megabytes, and touching new ones costs time.
     Raises ValueError for a weight that is not bf16 or does not fit (see `fits`), RuntimeError if
     the tile unit cannot be used here.
     """
 
     def __init__(
-        self, weight: Tensor, epilogue: Epilogue = Epilogue.PLAIN, native: bool = True
+        self,
+        weight: Tensor,
+        epilogue: Epilogue = Epilogue.PLAIN,
+        native: bool = True,
+        scratch: Scratch | None = None,
     ) -> None:
         outputs, inputs = weight.shape
         if weight.dtype != torch.bfloat16 or not fits(outputs, inputs):
@@ -58,6 +63,7 @@ class TileLinear:
         self.epilogue, self.inputs = epilogue, inputs
         self.outputs = outputs // 2 if epilogue == Epilogue.SILU_MUL else outputs
         self._pairs = outputs // 32
+        self._scratch = scratch or Scratch()
         self._weight = _in_tile_order(weight, halves_beside=epilogue == Epilogue.SILU_MUL)
         self._config = torch.frombuffer(bytearray(amx_probe.tile_config()), dtype=torch.uint8)
         self._function = kernel.gemm_kernel(native)
@@ -79,9 +85,8 @@ class TileLinear:
         rows, k_tiles, threads = x.shape[0], self.inputs // 32, torch.get_num_threads()
         row_tiles = -(-rows // amx_ir.ROWS)
         group = group_pairs(self._pairs, threads, row_tiles)
-        tiles = torch.empty(row_tiles * k_tiles * amx_ir.TILE, dtype=torch.uint8)
         sums_bytes = group * -(-row_tiles // 2) * 4 * amx_ir.TILE
-        sums = torch.empty(threads * sums_bytes, dtype=torch.uint8)
+        tiles, sums = self._scratch.take(row_tiles * k_tiles * amx_ir.TILE, threads * sums_bytes)
         block = np.array(
             [
                 *[0] * 4,
@@ -93,13 +98,13 @@ class TileLinear:
                 group,
                 x.data_ptr(),
                 x.stride(0) * 2,
-                tiles.data_ptr(),
+                tiles,
                 self._weight.data_ptr(),
                 out.data_ptr(),
                 out.stride(0) * 2,
                 other.data_ptr(),
                 other.stride(0) * 2,
-                sums.data_ptr(),
+                sums,
                 sums_bytes,
                 self.epilogue,
             ],

@@ -1,4 +1,6 @@
-"""Large host buffers in huge pages where the kernel allows them. Knows nothing about their use."""
+"""Large host buffers in huge pages where the kernel allows them, and scratch that is kept between
+calls. Knows nothing about their use.
+"""
 
 import mmap
 
@@ -20,3 +22,20 @@ def huge_empty(num_bytes: int) -> Tensor:
     whole = torch.frombuffer(area, dtype=torch.uint8)  # keeps the map alive
     skip = -whole.data_ptr() % _HUGE_PAGE
     return whole[skip : skip + num_bytes]
+
+
+class Scratch:
+    """One buffer that calls after each other share; it grows. Not for two threads."""
+
+    def __init__(self) -> None:
+        self._buffer = huge_empty(0)
+
+    def take(self, *sizes: int) -> list[int]:
+        """Addresses of pieces of at least `sizes` bytes, valid until the next call of `take`."""
+        starts, end = [], 0
+        for size in sizes:
+            starts.append(end)
+            end += -(-size // 64) * 64
+        if self._buffer.numel() < end:
+            self._buffer = huge_empty(end)
+        return [self._buffer.data_ptr() + start for start in starts]

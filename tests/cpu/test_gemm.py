@@ -10,6 +10,7 @@ from llvmlite import ir
 from dualpace.cpu import amx_ir
 from dualpace.cpu.gemm import Epilogue, TileLinear, fits, group_pairs
 from dualpace.cpu.isa import Level, detected
+from dualpace.cpu.memory import Scratch
 
 # On a CPU with AMX the unit itself is tested.
 NATIVE = detected().has(Level.AMX)
@@ -57,6 +58,15 @@ def test_more_rows_than_one_piece() -> None:
     torch.testing.assert_close(
         result.double(), x.double() @ weight.double().T, rtol=2**-8, atol=1e-3
     )
+
+
+def test_layers_share_scratch_that_grows() -> None:
+    scratch = Scratch()
+    layers = [TileLinear(bf16(64, n), native=NATIVE, scratch=scratch) for n in (64, 512, 64)]
+    inputs = [bf16(rows, layer.inputs) for rows, layer in zip((3, 40, 17), layers, strict=True)]
+    alone = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+    for layer, x, expected_again in zip(layers[::-1], inputs[::-1], alone[::-1], strict=True):
+        assert torch.equal(layer(x), expected_again)
 
 
 def test_silu_of_large_gates_is_a_number() -> None:
