@@ -84,6 +84,7 @@ class WorkerHandle:
         process = self._forget_process()
         if self._failed:
             return
+        self.phase = "restarting"
         self._deaths_in_a_row += 1
         self.restarts += 1
         log.error("%s worker ended with status %s", self.role, process.returncode)

@@ -1,0 +1,110 @@
+"""Workers die, copies are late, signals arrive: answers stay the same, nothing is left behind."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dualpace import SamplingParams
+from dualpace.runtime.schedule.check import check_log
+from tests.e2e.conftest import Serve
+from tests.e2e.server_process import Server
+
+Rounds = Callable[[], list[dict[str, Any]]]
+
+# Too little HBM for all, and every post-attention assisted: both engines and both workers matter.
+TIGHT = {
+    "kv.gpu_blocks": 30,
+    "cpu.max_batch_size": 4,
+    "assist.post_attention_limit": 0,
+    "assist.post_layer_limit": 0,
+}
+PROMPTS = [[i + 1] * (5 + 7 * i) for i in range(12)]
+PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """The answers of an engine with room for everything, one clock and no faults."""
+    from dualpace import LLM
+
+    with LLM("random:tiny", **{"model.dtype": "float32", "kv.gpu_blocks": 512}) as llm:
+        return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
+def test_late_and_reordered_copies_change_nothing(
+    serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
+) -> None:
+    with serve(**TIGHT, **{"runtime.worker_module": "tests.e2e.faulty_worker"}) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS)
+    assert [o.token_ids for o in outputs] == undisturbed
+    log = rounds()
+    assert check_log(log) == []
+    assert any(r["swap_out"] for r in log) and any(r["prefill_cpu"] for r in log)
+
+
+@pytest.mark.parametrize("role", ["gpu", "cpu"])
+def test_a_killed_worker_costs_no_answer(
+    role: str, serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
+) -> None:
+    with serve(**TIGHT) as llm:
+        victim = llm.stats()["workers"][role]["pid"]
+        killer = threading.Thread(target=_kill_when_busy, args=(llm, victim))
+        killer.start()
+        outputs = llm.generate(PROMPTS, PARAMS)
+        killer.join()
+        stats = llm.stats()
+    assert stats["workers"][role]["restarts"] == 1
+    assert [o.token_ids for o in outputs] == undisturbed
+    assert stats["gpu_blocks"]["used"] == stats["host_blocks"]["used"] == 0
+    assert check_log(rounds()) == []
+
+
+def _kill_when_busy(llm: Any, pid: int) -> None:
+    """Once both engines have made tokens, and long before the end."""
+    while min(llm.stats()["tokens"].get(engine, 0) for engine in ("gpu", "cpu")) < 20:
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _stream_until_cut(url: str, started: threading.Event) -> None:
+    body = {"model": "random-tiny", "prompt": [1, 2, 3], "max_tokens": 2000, "stream": True}
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    started.set()
+    except httpx.TransportError:
+        pass  # the server went away, as it was told to
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_during_load_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """TERM and INT go to the whole group, as a terminal or a service manager sends them; KILL hits
+    the server alone, which then can tell nobody."""
+    before = set(os.listdir("/dev/shm"))
+    with Server(tmp_path / "log", "kv.gpu_blocks=8", "server.drain_timeout_s=0.5") as server:
+        streams = []
+        for _ in range(6):
+            started = threading.Event()
+            thread = threading.Thread(target=_stream_until_cut, args=(server.url, started))
+            thread.start()
+            streams.append((thread, started))
+        assert all(started.wait(30) for _, started in streams)
+        if number is signal.SIGKILL:
+            server.process.kill()
+        else:
+            server.signal_group(number)
+        status = server.process.wait(40)
+        server.wait_gone()
+        for thread, _ in streams:
+            thread.join()
+    assert status == (-number if number is signal.SIGKILL else 0)
+    assert set(os.listdir("/dev/shm")) <= before
+    assert "Traceback" not in (tmp_path / "log").read_text()
