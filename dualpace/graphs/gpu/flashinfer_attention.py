@@ -4,23 +4,22 @@ Decode has one wrapper a bucket with fixed device buffers. Planning fills a pinn
 earlier copy may still read, so two of them take turns, each guarded by an event.
 """
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import flashinfer
 import torch
 from torch import Tensor
 
 from dualpace.graphs.gpu.attention import BLOCK_TOKENS, Heads, PagedRows
-from dualpace.graphs.gpu.device import num_sms
 from dualpace.graphs.gpu.planned import PackedInputs
 
 _WORKSPACE_BYTES = 512 << 20  # partial results of split contexts, shared by all wrappers
 _DECODE = "fa2"  # its FA3 decodes four times slower
-_PREFILL = "auto"  # FA3 on Hopper
-_PROGRAMS_PER_SM = 2  # what its planner spreads split contexts over
+_PREFILL = "fa2"  # shares decode's module; "fa3" is another one, for Hopper
 
 
 class FlashInferDecode:
@@ -47,24 +46,19 @@ class FlashInferDecode:
         )
         first = self._wrapper._pin_memory_int_workspace_buffer
         self._pinned = [first, torch.empty_like(first, pin_memory=True)]
-        # With so many rows its planner never splits a context, and would still merge "splits".
-        splits = _PROGRAMS_PER_SM * num_sms(workspace.device) // heads.kv
-        self._never_split = bucket > splits
         idle = PagedRows.idle(bucket)
         self._wrapper.plan(
-            idle.indptr, idle.indices, idle.last_lens, *self._shape(), **self._options()
+            idle.indptr, idle.indices, idle.last_lens, *self._shape(), **self._types()
         )
         torch.cuda.synchronize(workspace.device)
 
     def _shape(self) -> tuple[int, int, int, int]:
         return self._heads.query, self._heads.kv, self._heads.dim, BLOCK_TOKENS
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "q_data_type": self._dtype,
-            "kv_data_type": self._dtype,
-            "disable_split_kv": self._never_split,
-        }
+    def _types(self) -> dict[str, torch.dtype]:
+        # Contexts are split even where splits never fit: without splits a captured run has no mask
+        # of its padding programs, which then follow indices that nobody wrote.
+        return {"q_data_type": self._dtype, "kv_data_type": self._dtype}
 
     def plan(self, rows: PagedRows) -> None:
         arrays = {
@@ -80,7 +74,7 @@ class FlashInferDecode:
             rows.indices,
             rows.last_lens,
             *self._shape(),
-            **self._options(),
+            **self._types(),
             global_override_indptr_cpu=rows.indptr,
         )
         self._inputs.sent()

@@ -4,6 +4,8 @@ One registration of everything has limits and is slow to fail; chunks end betwee
 no copy of a piece ever spans two registrations. Knows nothing about KV.
 """
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import math

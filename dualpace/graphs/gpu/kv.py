@@ -7,6 +7,9 @@ moved as 32-bit words, so nothing here can change a value.
 Shape suffixes: M rows, L layers, n blocks, K key/value heads, D head size.
 """
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, no-any-return"
+# Kernels are typed by Triton, at their launch.
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -132,8 +135,7 @@ def write_out(
 
 
 class BlockMover:
-    """Swaps between the pools. Out: one kernel that writes host memory. In: a DMA a run of blocks
-    to a staging ring, and a scatter.
+    """Swaps between the pools: a gather or scatter of some blocks, and a DMA a run of blocks.
 
     All on the current stream, in which the caller orders it (a stream of its own) and records its
     events. The staging ring is reused within that stream, so only one stream may use a mover.
@@ -147,18 +149,18 @@ class BlockMover:
 
     def swap_out(self, hbm_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copies blocks from HBM to the host pool."""
-        assert len(hbm_blocks) == len(host_blocks)
-        ids = self._to_device([*hbm_blocks, *host_blocks])
-        count = len(hbm_blocks)
-        gather_to_host(self._pool, ids[:count], self._host, ids[count:])
-
-    def swap_out_by_dma(self, hbm_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
-        """The same by way of the staging ring, which leaves the multiprocessors free."""
         for sources, targets in self._pieces(hbm_blocks, host_blocks):
             gather(self._pool, self._to_device(sources), self._staging)
             for i, first, count in runs(targets):
                 target = self._host[first : first + count]
                 target.copy_(self._staging[i : i + count], non_blocking=True)
+
+    def swap_out_by_kernel(self, hbm_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """The same by one kernel that writes host memory, on a few multiprocessors."""
+        assert len(hbm_blocks) == len(host_blocks)
+        ids = self._to_device([*hbm_blocks, *host_blocks])
+        count = len(hbm_blocks)
+        gather_to_host(self._pool, ids[:count], self._host, ids[count:])
 
     def swap_in(self, host_blocks: Sequence[int], hbm_blocks: Sequence[int]) -> None:
         """Copies blocks from the host pool to HBM."""

@@ -81,8 +81,8 @@ class Launches:
             for config in self._configs:
                 config.stream = stream
         launch = self._launch
-        for config, function, arguments, extra in self._calls:
-            error = launch(config, function, arguments, extra)
+        for call in self._calls:
+            error = launch(*call)
             if error:
                 raise RuntimeError(f"the CUDA driver refused a kernel launch (error {error})")
 
@@ -101,7 +101,8 @@ class Launches:
         self._call("cuGraphGetEdges_v2", handle, None, None, None, byref(edge_count))
         sources, targets = ((c_void_p * edge_count.value)() for _ in range(2))
         edges = (_Edge * edge_count.value)()
-        self._call("cuGraphGetEdges_v2", handle, sources, targets, edges, byref(edge_count))
+        if edge_count.value:
+            self._call("cuGraphGetEdges_v2", handle, sources, targets, edges, byref(edge_count))
         after = {s: (t, e.type) for s, t, e in zip(sources, targets, edges, strict=True)}
         heads = set(nodes) - set(targets)
         assert len(heads) == 1 and len(after) == len(nodes) - 1, "the graph is not a chain"

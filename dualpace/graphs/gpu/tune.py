@@ -5,6 +5,8 @@ CUDA graph, so that no weight is found in the cache. The table goes to disk unde
 everything that could change it.
 """
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import hashlib
@@ -12,6 +14,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -169,12 +172,12 @@ def work_of(forward: Forward, product: str, rows: Rows) -> list[Callable[[], obj
     """The product with what finishes it, once a layer."""
     layers = range(forward.spec.num_layers)
     if product == "head":
-        return [lambda: forward.greedy(rows.h, rows.tokens)]
+        return [partial(forward.greedy, rows.h, rows.tokens)]
     if product == "qkv":
         positions = torch.zeros(rows.x.shape[0], dtype=torch.int64, device=forward.device)
-        return [lambda i=i: forward.pre_attention(i, rows, positions) for i in layers]
+        return [partial(forward.pre_attention, i, rows, positions) for i in layers]
     stage = {"o": forward.output, "gate_up": forward.gate_up, "down": forward.down}[product]
-    return [lambda i=i: stage(i, rows) for i in layers]
+    return [partial(stage, i, rows) for i in layers]
 
 
 def _time(work: Sequence[Callable[[], object]], device: torch.device) -> float:
@@ -188,7 +191,7 @@ def _time(work: Sequence[Callable[[], object]], device: torch.device) -> float:
     capturer.warm_up(work[0])
     graph = capturer.capture(run)
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(_REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -32,13 +32,13 @@ def test_gather_and_scatter_are_inverse(pools: tuple[torch.Tensor, torch.Tensor]
     assert torch.equal(pool, before)
 
 
-@pytest.mark.parametrize("by_dma", [False, True])
+@pytest.mark.parametrize("by_kernel", [False, True])
 def test_swaps_move_blocks_between_the_pools(
-    by_dma: bool, pools: tuple[torch.Tensor, torch.Tensor]
+    by_kernel: bool, pools: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     pool, host = pools
     mover = kv.BlockMover(pool, host, ring_blocks=2)
-    swap_out = mover.swap_out_by_dma if by_dma else mover.swap_out
+    swap_out = mover.swap_out_by_kernel if by_kernel else mover.swap_out
     swap_out([1, 5, 2], [7, 3, 4])
     if pool.is_cuda:
         torch.cuda.synchronize()
