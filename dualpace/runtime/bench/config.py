@@ -68,10 +68,11 @@ class PlotConfig:
     """Root of plot.yaml: files or folders of results, where figures go, and which.
 
     `profiles` picks machines and their order from left to right; empty takes all as they are found.
-    Figure 1 shows the first.
+    Figure 1 shows the first, over time at `timeline_rate` (null: the highest rate there is).
     """
 
     results: list[str] = field(default_factory=lambda: ["runs"])
     out: str = "figures"
     profiles: list[str] = field(default_factory=list)
+    timeline_rate: float | None = None
     figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])

@@ -8,11 +8,9 @@ drawn for what the results hold; a figure without data is left out.
 import json
 import logging
 import re
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +60,7 @@ OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 def plot(config: PlotConfig) -> None:
     """Print the sustainable rates and draw the figures; stdout ends with one JSON object."""
     results = in_order(load_results(config.results), config.profiles)
-    files = draw(results, config.figures, Path(config.out))
+    files = draw(results, config.figures, Path(config.out), config.timeline_rate)
     print("\n".join(table(results)))
     print(json.dumps({"figures": [str(file) for file in files]}))
 
@@ -90,21 +88,23 @@ def in_order(results: Sequence[Result], profiles: Sequence[str]) -> list[Result]
     return sorted(chosen, key=lambda r: profiles.index(r["profile"]))
 
 
-def draw(results: Sequence[Result], figures: Sequence[int], out: Path) -> list[Path]:
-    """Write each figure that has data as PNG and SVG; returns the files."""
+def draw(
+    results: Sequence[Result], figures: Sequence[int], out: Path, rate: float | None = None
+) -> list[Path]:
+    """Write each figure that has data as PNG and SVG; returns the files. `rate` is Figure 1's."""
     unknown = set(figures) - DRAWERS.keys()
     if unknown:
         raise ConfigError(f"figures={sorted(unknown)} are unknown; known are {sorted(DRAWERS)}.")
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for number in figures:
-        figure = DRAWERS[number](results)
+        figure = figure_1(results, rate) if number == 1 else DRAWERS[number](results)
         if figure is None:
             log.info("figure %d: no results", number)
             continue
         for suffix in ("png", "svg"):
             file = out / f"figure{number}.{suffix}"
-            figure.savefig(file, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
+            figure.savefig(file, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
             files.append(file)
     return files
 
@@ -112,15 +112,19 @@ def draw(results: Sequence[Result], figures: Sequence[int], out: Path) -> list[P
 # Figure 1
 
 
-def figure_1(results: Sequence[Result]) -> Figure | None:
-    """Tokens over time, CPU-resident tokens over time, P99 ITL by rate, on the first profile that
-    has timelines: the two policies with a host tier, and GPU only in the first panel."""
+def figure_1(results: Sequence[Result], rate: float | None = None) -> Figure | None:
+    """Tokens over time, CPU-resident tokens over time, P99 ITL by rate, on the first profile with
+    timelines and its workload with most CPU-resident tokens. GPU only is in the first panel."""
     plain = [r for r in results if r["variant"] is None]
     timed = [r for r in plain if r.get("timeline")]
     if not timed:
         return None
-    profile, workload = timed[0]["profile"], timed[0]["workload"]
-    rate = max(r["rate"] for r in timed if same(r, profile, workload))
+    profile = timed[0]["profile"]
+    lead = max(
+        (r for r in timed if r["profile"] == profile), key=lambda r: int(r["cpu_resident_tokens"])
+    )
+    workload = lead["workload"]
+    rate = rate or max(r["rate"] for r in timed if same(r, profile, workload))
     shown = [r for r in timed if same(r, profile, workload) and r["rate"] == rate]
     figure, axes = grid(1, 3, 3.2)
     for result in shown:
@@ -130,42 +134,24 @@ def figure_1(results: Sequence[Result]) -> Figure | None:
         axes[0].plot(times["t"], [n / 1e3 for n in times["tokens"]], **line)
         if result["policy"] != "gpu_only":
             axes[1].plot(times["t"], [n / 1e3 for n in times["cpu_tokens"]], **line)
-    magnify_pause(axes[1], [r for r in shown if r["policy"] != "gpu_only"])
+    hybrid = [r for r in shown if r["policy"] != "gpu_only"]
+    mark_pauses(axes[1], hybrid)
     axes[0].set(xlabel="Time (s)", ylabel="Tokens generated (thousands)")
-    axes[1].set(xlabel="Time (s)", ylabel="CPU-resident tokens (thousands)")
+    axes[1].set(xlabel="Time (s)", ylabel="CPU-resident tokens (thousands)\nbars: pauses above 1 s")
     offloading = [r for r in plain if r["policy"] != "gpu_only"]
     curves(axes[2], [r for r in offloading if same(r, profile, workload)], ITL, "policy")
     figure.suptitle(f"{profile}, {workload}, {rate:g} requests/s in the first two", fontsize=9)
     return finished(figure, axes)
 
 
-def magnify_pause(axis: Axes, results: Sequence[Result], window_s: float = 20.0) -> None:
-    """An inset around the longest pause of any policy: tokens gained since the window's start."""
-    pauses = [pause for r in results if (pause := longest_pause(r["timeline"]))]
-    if not pauses:
-        return
-    start = max(pauses)[1] - window_s / 2
-    inset = axis.inset_axes((0.55, 0.11, 0.42, 0.34), xlim=(start, start + window_s))
-    for result in results:
-        times, tokens = result["timeline"]["t"], result["timeline"]["cpu_tokens"]
-        first = min(bisect_left(times, start), len(times) - 1)
-        last = bisect_left(times, start + window_s)
-        gained = [n - tokens[first] for n in tokens[first:last]]
-        inset.plot(times[first:last], gained, color=style(result["policy"])[1], linewidth=1)
-    inset.set_title("tokens gained, magnified", fontsize=6.5, pad=2)
-    inset.tick_params(labelsize=6)
-
-
-def longest_pause(timeline: dict[str, list[float]]) -> tuple[float, float] | None:
-    """(seconds, time of its middle) of the longest flat piece of the CPU-resident curve, between
-    its first tenth and its last token."""
-    times, tokens = timeline["t"], timeline["cpu_tokens"]
-    floor = tokens[-1] / 10
-    rising = [
-        i for i, (before, now) in enumerate(pairwise(tokens), 1) if before < now and now > floor
-    ]
-    gaps = [(times[j] - times[i], (times[i] + times[j]) / 2) for i, j in pairwise(rising)]
-    return max(gaps, default=None)
+def mark_pauses(axis: Axes, results: Sequence[Result]) -> None:
+    """Bars below the curves: when host-resident requests were there and none advanced for 1 s."""
+    top = axis.get_ylim()[1]
+    for place, result in enumerate(results, 1):
+        colour = style(result["policy"])[1]
+        for start, end in result["timeline"].get("pauses", ()):
+            axis.hlines(-0.035 * top * place, start, end, color=colour, linewidth=4)
+    axis.set_ylim(-0.035 * top * (len(results) + 1), top)
 
 
 def same(result: Result, profile: str, workload: str) -> bool:

@@ -49,6 +49,7 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
     result |= summarize(records)
     result |= occupancy(run, result["duration"])
     result["timeline"] = downsample(run.timeline, TIMELINE_POINTS)
+    result["timeline"]["pauses"] = run.pauses.long
     result["simulator_s"] = round(simulator_s, 3)
     write_requests(config, run, requests)
     if config.result:
@@ -183,19 +184,19 @@ def occupancy(run: Simulation, duration: float) -> dict[str, Any]:
         "gpu_assist": run.gpu.assist_s / seconds,
         "cpu_busy": run.cpu.busy_s / seconds,
         "host_pause_max_s": run.pauses.longest_s,
-        "host_pause_above_1s_s": run.pauses.above_1s_s,
+        "host_pause_above_1s_s": sum(end - start for start, end in run.pauses.long),
         "to_host_gib": run.link.to_host_bytes / GIB,
         "to_gpu_gib": run.link.to_gpu_bytes / GIB,
     }
 
 
-def downsample(timeline: Timeline, points: int) -> dict[str, list[float]]:
+def downsample(timeline: Timeline, points: int) -> dict[str, list[Any]]:
     """Cumulative tokens, all and CPU-resident, at evenly spaced times (seconds)."""
     if not timeline.t:
         return {"t": [], "tokens": [], "cpu_tokens": []}
     end = timeline.t[-1]
     marks = [end * i / points for i in range(points + 1)]
-    result: dict[str, list[float]] = {"t": marks, "tokens": [], "cpu_tokens": []}
+    result: dict[str, list[Any]] = {"t": marks, "tokens": [], "cpu_tokens": []}
     place = tokens = cpu_tokens = 0
     for mark in marks:
         while place < len(timeline.t) and timeline.t[place] <= mark:

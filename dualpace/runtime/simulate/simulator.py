@@ -48,16 +48,19 @@ class Timeline:
 class Pauses:
     """How long host-resident requests were there and none gained a token (seconds)."""
 
-    since_s: float = 0.0
+    since_s: float | None = None  # None: nobody is there
     longest_s: float = 0.0
-    above_1s_s: float = 0.0  # sum of those that were longer than a second
+    long: list[tuple[float, float]] = field(default_factory=list)  # from, to: above one second
 
     def note(self, now: float, advanced: bool, resident: bool) -> None:
         """Called at every apply; a pause ends when the tier advances or empties."""
-        if advanced or not resident:
+        if self.since_s is not None and (advanced or not resident):
             pause = now - self.since_s
             self.longest_s = max(self.longest_s, pause)
-            self.above_1s_s += pause if pause > 1.0 else 0.0
+            if pause > 1.0:
+                self.long.append((self.since_s, now))
+            self.since_s = None
+        if resident and self.since_s is None:
             self.since_s = now
 
 

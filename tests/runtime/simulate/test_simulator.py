@@ -15,7 +15,7 @@ from dualpace.runtime.schedule.state import State
 from dualpace.runtime.simulate.config import ProfileConfig
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.runtime.simulate.devices import Cpu, Gpu, Link
-from dualpace.runtime.simulate.simulator import Simulation
+from dualpace.runtime.simulate.simulator import Pauses, Simulation
 from dualpace.runtime.simulate.work import GpuWorkModel
 
 CONF = Path(__file__).parents[3] / "conf/simulated"
@@ -175,3 +175,18 @@ def test_copies_of_one_direction_queue_up_and_the_other_is_free(cost: CostModel)
     assert link.to_gpu(0.0, 100) == pytest.approx(once)
     last_layer = cost.copy(10 * cost.kv_block_bytes / cost.num_layers)
     assert link.stream_to_host(10.0, 12.0, 10) == pytest.approx(12.0 + last_layer)
+
+
+def test_a_pause_counts_only_while_somebody_is_on_the_host() -> None:
+    pauses = Pauses()
+    for now, advanced, resident in (
+        (5.0, False, False),  # nobody yet
+        (6.0, False, True),  # the first arrives
+        (8.5, True, True),  # and advances 2.5 s later
+        (9.0, True, False),  # and leaves
+        (20.0, False, True),
+        (20.5, True, True),
+    ):
+        pauses.note(now, advanced, resident)
+    assert pauses.longest_s == pytest.approx(2.5)
+    assert pauses.long == [(6.0, 8.5)]
