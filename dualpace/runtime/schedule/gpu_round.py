@@ -69,7 +69,7 @@ def restore_next_token_feasibility(draft: Draft) -> None:
     draft.runnable = draft.queue
     if short > 0:
         draft.runnable = growth_that_fits(draft.queue, draft.free)
-        if not draft.runnable and draft.queue and view.partial is None:
+        if not draft.runnable:
             recompute_youngest(draft)
     draft.free -= next_growth(draft.queue)
 

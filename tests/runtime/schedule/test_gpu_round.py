@@ -264,6 +264,15 @@ def test_a15_no_admission_breaks_equation_2() -> None:
     assert step.prefill_cpu == [], "4 planned and 1 to grow do not fit in 9 - 5"
 
 
+def test_a15_admissions_leave_an_idle_cpu_tier_room_for_its_head_to_finish() -> None:
+    state = make(gpu=9, host=12)
+    fill_host(state, [0], 64, 81)  # 4 blocks, peak 9: 5 to grow
+    add(state, 1, 48, 49)  # peak 6 of 9
+    add(state, 2, 48, 49)  # a reserve of 6 would leave 2 for the head
+    assert gpu(state).prefill_gpu == [1]
+    assert ids(cpu(state).rows) == [0]
+
+
 def test_a15_only_a_prompt_above_the_hard_limit_is_chunked() -> None:
     state = make(gpu=64, host=64, soft=50, hard=100)
     long = add(state, 0, 250, 4)
@@ -332,6 +341,16 @@ def test_a16_a_mark_that_cannot_be_honoured_is_withdrawn_and_the_cpu_goes_on() -
     assert step is not None and step.swap_in == [] and state.marked == []
     state.gpu_pool.free(held)
     assert ids(cpu(state).rows) == [0]
+
+
+def test_a16_a_yielded_request_behind_a_head_that_does_not_fit_goes_back_to_the_cpu() -> None:
+    state = make(gpu=8, host=64)
+    fill_host(state, [0, 1], 96, 49)  # peak 9: never fits
+    fill_host(state, [2], 32, 17)
+    state.cpu_waiting[2].marked = True
+    state.marked.append(state.cpu_waiting[2])
+    decision = gpu_round(state.view())
+    assert decision.swap_in == [] and ids(decision.withdraw) == [2]
 
 
 def test_a16_marks_keep_prompts_out_of_their_hbm() -> None:
