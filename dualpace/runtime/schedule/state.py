@@ -93,13 +93,8 @@ class State:
     @property
     def idle(self) -> bool:
         """Nobody is left and nothing is in flight."""
-        return not (
-            self.requests
-            or self.lingering
-            or self.transfers
-            or self.gpu_in_flight
-            or self.cpu_in_flight
-        )
+        in_flight = self.gpu_in_flight or self.cpu_in_flight or self.transfers
+        return not (self.requests or self.lingering or in_flight)
 
     def add(self, request: Request) -> None:
         """Joins the tail of waiting. Raises RequestTooLong if it could never finish here."""
@@ -245,9 +240,7 @@ class State:
     def transfer_done(self, transfer_ids: Iterable[int]) -> None:
         """Reports copies whose last event has fired. Reports of a lost worker's copies are void."""
         for transfer_id in transfer_ids:
-            assert 0 < transfer_id <= self._num_transfers, (
-                f"transfer {transfer_id} was never started"
-            )
+            assert 0 < transfer_id <= self._num_transfers, f"copy {transfer_id} was never started"
             transfer = self.transfers.pop(transfer_id, None)
             if transfer is None:
                 continue  # voided by lose_gpu
@@ -277,9 +270,7 @@ class State:
         return lose_gpu(self)
 
     def lose_cpu(self) -> None:
-        """The CPU worker died: the step in flight is void and will be scheduled again. Host KV
-        outlives it.
-        """
+        """The CPU worker died: its step is void and is scheduled again. Host KV outlives it."""
         lose_cpu(self)
 
     # queues
@@ -305,7 +296,8 @@ class State:
         it holds blocks that anybody before it may be waiting for.
         """
         assert request.ready, f"request {request.id} is touched by something in flight"
-        by.append(request.id)
+        if request.id not in by:
+            by.append(request.id)
         place = bisect_left(self.gpu_running, request.order, key=_order)
         if place < len(self.gpu_running) and self.gpu_running[place] is request:
             del self.gpu_running[place]
