@@ -97,6 +97,9 @@ class World:
         self.device.executed -= 1
         rows = [*step.rows, *step.host_rows[0], *step.host_rows[1]]
         self.work += len(rows)
+        for transfer in step.transfers:  # the batch has run, so what it took was copied before
+            if transfer.id in self.reuse:
+                self.reuse[transfer.id] = (set(transfer.held), set())
         applied = self.state.apply_gpu(step, self.ending([r.request for r in rows if r.sample]))
         self.count(applied)
         return True

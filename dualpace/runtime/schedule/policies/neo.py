@@ -96,7 +96,8 @@ def keep_gpu_decodes(view: View, plan: HostPlan, decision: GpuRound) -> int:
         return 0
     while free < 0:
         victim = next((r for r in reversed(decision.decode) if r.ready), None)
-        if victim is None:
+        if victim is None:  # the rest were just swapped in: wait for the report
+            decision.decode = []
             break
         decision.decode.remove(victim)
         free += len(victim.blocks) + victim.next_growth
