@@ -4,6 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.routing import Route
 from dualpace.runtime.simulate.config import ProfileConfig, TableConfig
 from dualpace.runtime.simulate.cost import CostModel, table
 from dualpace.runtime.simulate.routes import route_scores
@@ -63,9 +64,9 @@ def test_full_cpu_never_disturbs_and_fused_assist_wins_at_large_batches(cost: Co
     sizes = [1, 256]
     scores = route_scores(cost, sizes)
     ignoring_gpu = route_scores(cost, sizes, gpu_weight=0.0)
-    assert scores["FULL_CPU"] == ignoring_gpu["FULL_CPU"]
-    assert scores["FUSED_ASSIST"][1] > ignoring_gpu["FUSED_ASSIST"][1]
-    assert scores["FUSED_ASSIST"][1] < scores["FULL_CPU"][1]
+    assert scores[Route.FULL_CPU] == ignoring_gpu[Route.FULL_CPU]
+    assert scores[Route.FUSED_ASSIST][1] > ignoring_gpu[Route.FUSED_ASSIST][1]
+    assert scores[Route.FUSED_ASSIST][1] < scores[Route.FULL_CPU][1]
 
 
 def test_the_h200_profile_meets_its_measured_decode_steps() -> None:
