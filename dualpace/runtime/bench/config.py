@@ -1,4 +1,5 @@
-"""Schemas of workloads (which requests arrive, when, how long they are) and of plots. No I/O."""
+"""Schemas of workloads (which requests arrive, when, how long they are), of the load generator and
+of plots. No I/O."""
 
 from dataclasses import dataclass, field
 
@@ -61,6 +62,39 @@ class LognormalWorkloadConfig(WorkloadConfig):
     output_median: float = 128.0
     output_sigma: float = 1.0
     max_len: int = 32768
+
+
+@dataclass
+class LoadConfig:
+    """How a workload is put to a server, and what becomes of the answers.
+
+    Without `url` a server is started for the run: this configuration's own, or `peer`'s (vllm,
+    vllm_offload, llama_cpp). With `url` a running one is used, and `peer` only names it.
+    Open loop unless `concurrency` is set: requests leave at their scheduled times whatever the
+    server does, and latencies count from those times.
+    """
+
+    url: str | None = None
+    model: str | None = None  # as the server calls it; None: the first that it lists
+    peer: str | None = None
+    peer_command: list[str] | None = None  # instead of the peer's own
+    peer_args: list[str] = field(default_factory=list)  # appended to the peer's command
+    label: str | None = None  # the curve's name in figures; None: the peer or the policy
+    profile: str | None = None  # the machine's name in figures; None: hw and model
+    concurrency: int | None = None  # closed loop: this many requests at a time
+    ramp_from: float | None = None  # open loop: rate at the start (1/s); it ends at workload.rate
+    ramp_shape: str = "linear"  # linear | exponential
+    warmup: int = 4  # requests before the clock starts
+    goodput: dict[str, float] = field(default_factory=dict)  # ms: ttft, itl, tpot, e2el
+    percentiles: list[float] = field(default_factory=lambda: [90.0, 99.0])
+    timeout_s: float | None = None  # for one request; None: as long as it takes
+    start_timeout_s: float = 900.0  # for a server that is started here
+    client_cores: int | None = None  # kept from a server started here; None: 1 if there are 4
+    vocab: int = 256  # prompts are random ids below it; any model knows these
+    server_log: str | None = None  # file for the output of a server started here
+    records: str | None = None  # file for JSON lines, one a request
+    out: str | None = None  # folder of a sweep: results, and its figures at the end
+    figures: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -53,6 +53,9 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "dualpace": ("DualPace", "#0072B2", "o"),
     "neo": ("NEO", "#D55E00", "s"),
     "gpu_only": ("GPU only", "#009E73", "^"),
+    "vllm": ("vLLM", "#CC79A7", "D"),
+    "vllm_offload": ("vLLM, KV offload", "#E69F00", "v"),
+    "llama_cpp": ("llama.cpp", "#56B4E9", "P"),
 }
 OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 

@@ -50,8 +50,8 @@ def test_goodput_counts_requests_that_meet_every_target() -> None:
     assert summarize(RECORDS, {"ttft": 600.0})["request_goodput"] == pytest.approx(0.25)
     assert summarize(RECORDS, {"ttft": 600.0, "tpot": 100.0})["request_goodput"] == 0.0
     assert summarize(RECORDS, {"e2el": 5000.0})["request_goodput"] == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="itl"):
-        summarize(RECORDS, {"itl": 1.0})
+    with pytest.raises(ValueError, match="e3el"):
+        summarize(RECORDS, {"e3el": 1.0})
 
 
 def test_a_run_in_which_nothing_completed_has_numbers_too() -> None:
@@ -76,3 +76,21 @@ def test_it_is_the_first_crossing_even_if_a_later_point_falls_back() -> None:
 def test_it_is_never_extrapolated(values: list[float], reason: str) -> None:
     found = sustainable_rate([1.0, 2.0][: len(values)], values, 1.0)
     assert found.rate is None and reason in found.reason
+
+
+def test_goodput_by_itl_asks_every_gap_of_a_request() -> None:
+    even = RequestRecord(0, 0.0, 1, [0.1, 0.2, 0.3])
+    paused = RequestRecord(1, 0.0, 1, [0.1, 0.2, 0.9])
+    single = RequestRecord(2, 0.0, 1, [0.1])
+    records = [even, paused, single]
+    assert summarize(records, {"itl": 150})["request_goodput"] == pytest.approx(2 / 0.9)
+    assert summarize(records, {"itl": 150, "ttft": 50})["request_goodput"] == 0
+
+
+def test_tokens_that_came_together_count_one_each() -> None:
+    record = RequestRecord(0, 0.0, 1, [1.0, 2.0], output_len=4)
+    result = summarize([record])
+    assert result["total_output_tokens"] == 4
+    assert result["mean_tpot_ms"] == pytest.approx(1000 / 3)
+    assert result["mean_itl_ms"] == pytest.approx(1000)
+    assert result["mean_normalized_latency_s_per_token"] == pytest.approx(0.5)
