@@ -17,16 +17,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dualpace.cpu.config import CpuConfig
 from dualpace.errors import ConfigError
-from dualpace.graphs.config import BACKENDS, DTYPES, CompileConfig, ModelConfig
+from dualpace.graphs.config import BACKENDS, DTYPES, STARTS, CompileConfig, ModelConfig
 from dualpace.runtime.bench.config import (
     AzureWorkloadConfig,
     FixedWorkloadConfig,
+    LoadConfig,
     LognormalWorkloadConfig,
     PlotConfig,
     ShareGptWorkloadConfig,
     WorkloadConfig,
 )
 from dualpace.runtime.config import (
+    ASSIST_MODES,
     DEVICES,
     OUTPUT_ESTIMATES,
     AssistConfig,
@@ -75,10 +77,22 @@ class SimulateConfig(SystemConfig):
     result: str | None = None  # file for the result as JSON
 
 
+@dataclass(slots=True, kw_only=True)
+class BenchConfig(ServeConfig):
+    """Root of bench.yaml. All but `bench`, `workload` and the last three is for a server that the
+    run starts."""
+
+    workload: WorkloadConfig = MISSING
+    bench: LoadConfig = field(default_factory=LoadConfig)
+    variant: str | None = None  # label of a run that differs from its policy's plain one
+    result: str | None = None  # file for the result as JSON; None: in bench.out, if that is set
+
+
 # Root schemas by the name that the primary YAML files list first, and schemas of group variants.
 ROOTS: dict[str, type] = {
     "serve_schema": ServeConfig,
     "simulate_schema": SimulateConfig,
+    "bench_schema": BenchConfig,
     "plot_schema": PlotConfig,
 }
 VARIANTS: dict[tuple[str, str], type] = {
@@ -130,8 +144,10 @@ def check(config: SystemConfig) -> None:
     """Raises ConfigError for values that no machine could serve."""
     _one_of("model.dtype", config.model.dtype, DTYPES)
     _one_of("gpu.device", config.gpu.device, DEVICES)
+    _one_of("assist.mode", config.assist.mode, ASSIST_MODES)
     _one_of("kv.output_estimate", config.kv.output_estimate, OUTPUT_ESTIMATES)
     _one_of("compile.backend", config.compile.backend, BACKENDS)
+    _one_of("compile.start", config.compile.start, STARTS)
     for key in ("backend_gpu", "backend_cpu"):
         if (backend := getattr(config.compile, key)) is not None:
             _one_of(f"compile.{key}", backend, BACKENDS)
@@ -141,6 +157,8 @@ def check(config: SystemConfig) -> None:
     _check_pools(config.kv)
     if isinstance(config, ServeConfig):
         _check_server(config.server)
+    if isinstance(config, BenchConfig):
+        _check_load(config)
     if isinstance(config, SimulateConfig) and config.hw.name != "auto":
         raise ConfigError(
             f"hw.name={config.hw.name} has no effect on a simulation: choose its machine and model "
@@ -229,3 +247,24 @@ def _check_server(server: ServerConfig) -> None:
         raise ConfigError(
             f"server.drain_timeout_s={server.drain_timeout_s} is negative: use 0 to drop at once."
         )
+
+
+def _check_load(config: BenchConfig) -> None:
+    load = config.bench
+    for key in ("concurrency", "timeout_s", "ramp_from"):
+        value = getattr(load, key)
+        if value is not None and not value > 0:
+            raise ConfigError(f"bench.{key}={value} is not above 0: raise it or leave it out.")
+    if load.concurrency is not None and load.ramp_from is not None:
+        raise ConfigError(
+            f"bench.concurrency={load.concurrency} is a closed loop, which has no rate for "
+            f"bench.ramp_from={load.ramp_from}: set one of them."
+        )
+    for key, value in (("result", config.result), ("bench.records", load.records)):
+        if value is not None and len(load.rates) > 1:
+            raise ConfigError(
+                f"{key}={value} is one file and bench.rates asks for {len(load.rates)} runs: name "
+                f"a folder with bench.out, or sweep workload.rate with --multirun."
+            )
+    if load.vocab < 2:
+        raise ConfigError(f"bench.vocab={load.vocab} is below 2: prompts need ids to choose from.")

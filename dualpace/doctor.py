@@ -5,7 +5,6 @@ Finds out and reports; changes nothing and never fails because something is miss
 
 import importlib.metadata
 import json
-import os
 import platform
 import resource
 import shutil
@@ -49,7 +48,7 @@ def run(config: SystemConfig) -> bool:
         **_memory(hardware),
         "gpus": [f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in hardware.gpus],
         "compiler": shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
-        "cache": _cache(config),
+        "cache": _cache(plan),
         "versions": _versions(),
     }
     _show(facts, plan, problem)
@@ -92,12 +91,14 @@ def _memory(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _cache(config: SystemConfig) -> dict[str, Any]:
-    """Where compiled kernels are kept between starts: beside their source unless told otherwise."""
-    told = config.compile.cache_dir
-    folder = Path(told).expanduser() if told else Path(__file__).parent / "cpu" / "__pycache__"
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return {"folder": str(folder), "writable": os.access(existing, os.W_OK)}
+def _cache(plan: Plan | None) -> dict[str, Any] | None:
+    """Where graphs and kernels are kept between starts, and how much of them there is."""
+    if plan is None:
+        return None
+    folder = Path(plan.compile.cache_dir)
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    mib = sum(path.stat().st_size for path in files) / 2**20
+    return {"folder": str(folder), "files": len(files), "mib": round(mib, 1)}
 
 
 def _versions() -> dict[str, str | None]:

@@ -5,27 +5,31 @@ Knows nothing about KV, attention or requests. `build` returns the Stages that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dualpace.graphs import stages
 from dualpace.graphs.backends import Backend, Stage, backend_of
-from dualpace.graphs.buckets import default_buckets
+from dualpace.graphs.background import Background
+from dualpace.graphs.buckets import rule_of_thumb, stage_buckets
+from dualpace.graphs.builder import Builders, Report, best_count, build_all, num_steps
 from dualpace.graphs.executor import Stages
+from dualpace.graphs.forms import STAGES, Packer, stage_arguments
+from dualpace.graphs.job import COMPILED_STAGES, Job, example_rows, stage_functions
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.store import GraphStore, environment_key
+from dualpace.graphs.table import Entry, StageTable
+from dualpace.graphs.tuner import Times, choose, times_of
 from dualpace.graphs.weights import Weights
 
 ANY_ROWS = 0  # the bucket of an executable that takes any row count
-
-Report = Callable[[int, int], None]  # graphs made so far, graphs in all
+_LARGEST = 512  # rows, where nobody says more
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,13 @@ class GraphKey:
 
 
 class GraphCache:
-    """The executables of one process, which serves one model."""
+    """The executables of one process, which serves one model on one device."""
 
     def __init__(self) -> None:
         self.graphs: dict[GraphKey, Stage] = {}
+        self.times: dict[tuple[str, int], Times] = {}  # by (stage, bucket), where there is a choice
         self._spec: ModelSpec | None = None
+        self.background: Background | None = None
 
     def build(
         self,
@@ -53,74 +59,152 @@ class GraphCache:
         weights: Weights,
         *,
         device: str = "cpu",
-        backend: str = "eager",
-        buckets: Sequence[int] = (),
+        backend: str | Sequence[str] = "eager",
+        buckets: Sequence[int] | Mapping[str, Sequence[int]] = (),
         max_context: int | None = None,
         tp: int = 1,
         cache_dir: str | Path | None = None,
         report: Report | None = None,
+        processes: int = 0,
+        start: str = "ahead",
     ) -> Stages:
         """Build every stage for every bucket (none given: the default ones) and return them.
 
-        Weights are on `device` already; `max_context` (tokens) bounds the RoPE table; `cache_dir`
-        keeps what is compiled for the next start. ConfigError for a backend that is unknown or
-        cannot run these weights, and for a folder that cannot be written.
+        Weights are on `device` already. Of several backends the tuner picks by stage and bucket.
+        `max_context` (tokens) bounds the RoPE table; `cache_dir` keeps what is compiled and timed
+        for the next start. `processes` build at once, 0: this one. With `start` "tiered" what is
+        not in `cache_dir` is built behind the caller's back, who calls `begin_round` to take it up.
+        ConfigError for a backend that is unknown or cannot run these weights here, and for a folder
+        that cannot be written.
         """
         assert self._spec in (None, spec), "one cache serves one model"
         self._spec = spec
-        maker = backend_of(backend)
-        dtype = weights.embed.dtype
-        cos, sin = (t.to(device) for t in rope_table(spec, max_context or spec.max_context))
-        result = Stages(maker.prepare(weights), cos, sin, maker)
-        sizes = sorted(set(buckets) or default_buckets(512)) if maker.static else [ANY_ROWS]
-        plan = [
-            (stage, function, GraphKey(stage, device, size, _name(dtype), tp, backend))
-            for stage, function in stage_functions(spec).items()
-            for size in sizes
-        ]
-        store = _store(maker, cache_dir)
-        with store.locked() if store is not None else nullcontext():
-            for done, (stage, function, key) in enumerate(plan, start=1):
-                if key not in self.graphs:
-                    rows = example_rows(stage, spec, key.bucket or 1, cos.device, dtype)
-                    example = (*rows, *result.weights_of(stage, 0))
-                    self.graphs[key] = maker.build(function, example, store)
-                result.add(stage, key.bucket, self.graphs[key])
-                if report is not None:
-                    report(done, len(plan))
-        result.ready()
-        return result
+        names = (backend,) if isinstance(backend, str) else tuple(backend)
+        job = Job(
+            spec,
+            _dtype_name(weights.embed.dtype),
+            max_context or spec.max_context,
+            torch.get_num_threads(),
+            names,
+            _sizes(buckets),
+        )
+        cos, sin = (t.to(device) for t in rope_table(spec, job.max_context))
+        loader = _Loader(self, job, weights, cos, sin, device, tp)
+        with ExitStack() as stack:
+            if len(names) == 1 and not loader.backends[names[0]].static:
+                stages = Stages({stage: loader.generic(stage, names[0]) for stage in STAGES})
+            elif device != "cpu":  # no store: the compiler's own places
+                stages = Stages({stage: loader.static(stage, names[0]) for stage in STAGES})
+            elif start == "tiered" and cache_dir is not None and not _is_built(job, cache_dir):
+                stages = Stages({stage: loader.generic(stage) for stage in STAGES})
+                self.background = Background(job, Path(cache_dir), loader.tables, stages)
+            else:
+                folder = cache_dir or stack.enter_context(tempfile.TemporaryDirectory())
+                store = GraphStore(Path(folder), environment_key(job.threads))
+                _build(job, store, Path(folder), processes, report)
+                stages = Stages({"pre_layer": loader.generic("pre_layer"), **loader.tables(store)})
+        return stages
+
+    def close(self) -> None:
+        """Stop what is being built in the background."""
+        if self.background is not None:
+            self.background.close()
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+class _Loader:
+    """Makes tables of the real weights and of what is in the store."""
+
+    def __init__(
+        self,
+        cache: GraphCache,
+        job: Job,
+        weights: Weights,
+        cos: Tensor,
+        sin: Tensor,
+        device: str,
+        tp: int,
+    ) -> None:
+        self.backends = job.backends()
+        self._cache, self._job, self._device, self._tp = cache, job, device, tp
+        self._arguments = {stage: stage_arguments(stage, weights, cos, sin) for stage in STAGES}
+        self._functions = stage_functions(job.spec)
+        self._packers: dict[str, Packer] = {}
+        self._dtype, self._place = weights.embed.dtype, cos.device
+
+    def generic(self, stage: str, name: str | None = None) -> StageTable:
+        """A table that needs no compiler; `name` of its backend, None: packed if a candidate is."""
+        packs = any(backend.form == "onednn" for backend in self.backends.values())
+        backend = backend_of(name or ("packed" if packs else "eager"))
+        return StageTable({ANY_ROWS: self._entry(backend, stage, ANY_ROWS, None)}, {})
+
+    def static(self, stage: str, name: str) -> StageTable:
+        """A table of the one backend, compiled now."""
+        sizes = self._job.sizes.get(stage, self._job.sizes["post_attention"])
+        entries = {size: self._entry(self.backends[name], stage, size, None) for size in sizes}
+        return StageTable(entries, rule_of_thumb(sizes))
+
+    def tables(self, store: GraphStore) -> dict[str, StageTable]:
+        """Every compiled stage, by what the store says of it."""
+        found = times_of(self._job, store)
+        self._cache.times = found or {}
+        return {stage: self._table(stage, store) for stage in COMPILED_STAGES}
+
+    def _table(self, stage: str, store: GraphStore) -> StageTable:
+        sizes = self._job.sizes[stage]
+        times = {size: self._cache.times.get((stage, size)) for size in sizes}
+        timed = {size: t for size, t in times.items() if t is not None}
+        if timed:
+            chosen = choose(timed, lambda name: self.backends[name].form)
+            costs = {size: timed[size][name] for size, name in chosen.items()}
+        else:
+            chosen = dict.fromkeys(sizes, self._job.candidates[0])
+            costs = rule_of_thumb(sizes)
+        entries = {
+            size: self._entry(self.backends[name], stage, size, store)
+            for size, name in chosen.items()
+        }
+        return StageTable(entries, costs)
+
+    def _entry(self, backend: Backend, stage: str, bucket: int, store: GraphStore | None) -> Entry:
+        packer = self._packers.setdefault(backend.form, Packer(backend.pack))
+        weights = [packer(stage, arguments) for arguments in self._arguments[stage]]
+        bucket_key = bucket if backend.static else ANY_ROWS
+        key = GraphKey(stage, self._device, bucket_key, self._job.dtype, self._tp, backend.name)
+        if key not in self._cache.graphs:
+            rows = example_rows(stage, self._job.spec, bucket or 1, self._place, self._dtype)
+            example = (*rows, *weights[0])
+            self._cache.graphs[key] = backend.build(self._functions[stage], example, store)
+        return Entry(self._cache.graphs[key], weights, backend.static)
 
 
-def _store(maker: Backend, cache_dir: str | Path | None) -> GraphStore | None:
-    if cache_dir is None or not maker.static:
-        return None
-    return GraphStore(Path(cache_dir), environment_key())
+def _build(
+    job: Job, store: GraphStore, folder: Path, processes: int, report: Report | None
+) -> None:
+    """What the store lacks of the job, by child processes or here."""
+    if not _is_built(job, folder) and processes:
+        builders = Builders(job, folder, best_count(job, processes))
+        try:
+            builders.wait(report)
+        finally:
+            builders.close()
+    for done, _ in enumerate(build_all(job, store), start=1):
+        if report is not None and not processes:
+            report(done, num_steps(job))
 
 
-def stage_functions(spec: ModelSpec) -> dict[str, Stage]:
-    """Each compiled stage as a function of tensors alone."""
-    eps, heads = spec.rms_eps, (spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
-    return {
-        "pre_layer": stages.pre_layer,
-        "pre_attention": partial(stages.pre_attention, heads=heads, eps=eps),
-        "post_attention": partial(stages.post_attention, intermediate=spec.intermediate, eps=eps),
-        "logits": partial(stages.logits, vocab=spec.vocab, eps=eps),
-        "post_layer_greedy": partial(stages.post_layer_greedy, vocab=spec.vocab, eps=eps),
-    }
+def _is_built(job: Job, cache_dir: str | Path) -> bool:
+    """Whether the store has all of the job, so that a start only loads."""
+    store = GraphStore(Path(cache_dir), environment_key(job.threads))
+    store.check()
+    return store.note(job.done_name()) is not None
 
 
-def example_rows(
-    stage: str, spec: ModelSpec, rows: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
-    """The arguments of a stage that have one row a token, zeros of the right shapes."""
-    ids = torch.zeros(rows, dtype=torch.int64, device=device)
-    x = torch.zeros(rows, spec.hidden, dtype=dtype, device=device)
-    attn = torch.zeros(rows, spec.q_size, dtype=dtype, device=device)
-    return {"pre_layer": (ids,), "pre_attention": (x, ids), "post_attention": (attn, x)}.get(
-        stage, (x,)
-    )
+def _sizes(buckets: Sequence[int] | Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    if isinstance(buckets, Mapping):
+        return {stage: tuple(sorted(set(buckets[stage]))) for stage in COMPILED_STAGES}
+    given = tuple(sorted(set(buckets)))
+    return dict.fromkeys(COMPILED_STAGES, given) if given else stage_buckets(_LARGEST, 256, 1)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float32: "float32"}[dtype]

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 DTYPES = ("auto", "bf16", "float32")
-BACKENDS = ("auto", "eager", "inductor", "inductor-packed")
+BACKENDS = ("auto", "eager", "packed", "inductor", "inductor-packed", "inductor-amx", "ipex")
+BF16_BACKENDS = ("inductor-amx", "ipex")  # have no float32
+STARTS = ("tiered", "ahead")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,8 +23,10 @@ class ModelConfig:
 class CompileConfig:
     """How stages become graphs. The two specific backends override `backend` where set."""
 
-    backend: str = "auto"  # auto | eager | inductor | inductor-packed
+    backend: str = "auto"  # auto: timed on this machine, the fastest for each stage and bucket
     backend_gpu: str | None = None
     backend_cpu: str | None = None
     buckets: list[int] | None = None  # row counts that stages are compiled for; None: from limits
-    cache_dir: str | None = None  # for kernels and graphs; None: the compilers' own places
+    cache_dir: str | None = None  # for kernels and graphs; None: dualpace in the user's cache
+    # tiered: serve at once, swap in what is compiled meanwhile; ahead: compile first
+    start: str = "tiered"

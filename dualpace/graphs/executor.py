@@ -1,69 +1,57 @@
 """Stages: the object that a worker calls, one a device.
 
-It finds the executable of a batch by its row count, pads where a worker has not done so, cuts a
-batch above the largest bucket into pieces, and knows whether anything was compiled after ready.
+It finds the executables of a batch by its row count, pads where a worker has not done so, and
+knows whether anything was compiled after ready.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dualpace.graphs.backends import Backend, Stage
-from dualpace.graphs.buckets import bucket_of, pieces_of
+from dualpace.graphs.compiles import num_compiles
 from dualpace.graphs.sampling import SamplingRows, sample
-from dualpace.graphs.weights import Weights
-
-_Arguments = tuple[Tensor | None, ...]
+from dualpace.graphs.table import StageTable
 
 
 class Stages:
     """Shapes as in stages.py: T rows, H hidden, N and K heads, D head size, B rows to sample."""
 
-    def __init__(self, weights: Weights, cos: Tensor, sin: Tensor, backend: Backend) -> None:
-        self.buckets: list[int] = []  # ascending; empty where any row count runs
-        self._backend = backend
-        self._graphs: dict[str, dict[int, Stage]] = {}
+    def __init__(self, tables: dict[str, StageTable]) -> None:
+        self._tables = tables
+        # Better tables, from a thread that prepares them. Appending to a deque is atomic.
+        self._better: deque[tuple[str, StageTable]] = deque()
         self._compiles_at_ready = 0
-        self._final: _Arguments = (weights.final_norm, weights.head)
-        self._weights: dict[str, list[_Arguments]] = {
-            "pre_layer": [(weights.embed,)],
-            "pre_attention": [
-                (cos, sin, w.attn_norm, w.qkv, w.qkv_bias, w.q_norm, w.k_norm)
-                for w in weights.layers
-            ],
-            "post_attention": [(w.o, w.mlp_norm, w.gate_up, w.down) for w in weights.layers],
-            "logits": [self._final],
-            "post_layer_greedy": [self._final],
-        }
-
-    def weights_of(self, stage: str, layer: int) -> _Arguments:
-        """The weight arguments of a stage, for layer 0 where it has no layers."""
-        return self._weights[stage][layer]
-
-    def add(self, stage: str, bucket: int, graph: Stage) -> None:
-        """Serve batches of `bucket` rows (0: of any) with `graph` from now on."""
-        self._graphs.setdefault(stage, {})[bucket] = graph
-        if bucket and bucket not in self.buckets:
-            self.buckets = sorted([*self.buckets, bucket])
 
     def ready(self) -> None:
         """From now on every compilation counts as one that a round had to wait for."""
-        self._compiles_at_ready = self._backend.num_compiles()
+        self._compiles_at_ready = num_compiles()
 
     @property
     def compiles_after_ready(self) -> int:
         """Compilations since `ready`; anything but 0 is a defect."""
-        return self._backend.num_compiles() - self._compiles_at_ready
+        return num_compiles() - self._compiles_at_ready
+
+    def offer(self, stage: str, table: StageTable) -> None:
+        """Have `table` serve the stage from the next round on. From any thread."""
+        self._better.append((stage, table))
+
+    def begin_round(self) -> None:
+        """Take up what has been offered: between rounds, so that one runs on the same tables."""
+        while self._better:
+            stage, table = self._better.popleft()
+            self._tables[stage] = table
 
     def bucket(self, num_rows: int) -> int:
-        """Rows that a batch of `num_rows` is padded to; itself where it runs as it is."""
-        if not self.buckets or num_rows > self.buckets[-1]:
-            return num_rows
-        return bucket_of(num_rows, self.buckets)
+        """Rows that the layers compute for a batch of `num_rows`; itself where it runs as it is."""
+        return self._tables["post_attention"].padded(num_rows)
+
+    def tables(self) -> dict[str, StageTable]:
+        """What serves each stage now."""
+        return dict(self._tables)
 
     @torch.inference_mode()
     def pre_layer(self, token_ids: Tensor) -> Tensor:
@@ -100,21 +88,36 @@ class Stages:
         return sample(self._run("logits", 0, x), rows)
 
     def _run(self, stage: str, layer: int, *rows: Tensor) -> Any:
-        graphs, count = self._graphs[stage], rows[0].shape[0]
-        graph = graphs.get(count) or graphs.get(0)
-        weights = self._weights[stage][layer]
-        if graph is not None:
-            return graph(*rows, *weights)
-        largest = self.buckets[-1]
-        if count > largest:
-            pieces = [[r[i:j] for r in rows] for i, j in pieces_of(count, largest)]
-            return _join([self._run(stage, layer, *piece) for piece in pieces])
-        bucket = bucket_of(count, self.buckets)
-        return _cut(graphs[bucket](*(_pad(r, bucket) for r in rows), *weights), count)
+        table, count = self._tables[stage], rows[0].shape[0]
+        entry = table.exact(count)
+        if entry is not None:
+            return entry.graph(*rows, *entry.weights[layer])
+        outs, start = [], 0
+        for bucket in table.cover(count):
+            entry, size = table.entries[bucket], min(bucket, count - start)
+            piece = rows if size == count else [r[start : start + size] for r in rows]
+            if entry.static and size < bucket:
+                piece = [_pad(r, bucket) for r in piece]
+                outs.append(_cut(entry.graph(*piece, *entry.weights[layer]), size))
+            else:
+                outs.append(entry.graph(*piece, *entry.weights[layer]))
+            start += size
+        return outs[0] if len(outs) == 1 else _join(outs)
 
 
 def _pad(rows: Tensor, bucket: int) -> Tensor:
-    return F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, bucket - rows.shape[0]])
+    """`rows` and others up to `bucket`, whose results nobody looks at.
+
+    Activations are often cut from a padded tensor, whose other rows are then still behind them.
+    """
+    width = rows.stride(0)
+    if rows.is_floating_point():
+        end = rows.storage_offset() + (bucket - 1) * width + rows[0].numel()
+        if rows.is_contiguous() and end * rows.element_size() <= rows.untyped_storage().nbytes():
+            return rows.as_strided((bucket, *rows.shape[1:]), rows.stride())
+    padded = rows.new_zeros(bucket, *rows.shape[1:])
+    padded[: rows.shape[0]] = rows
+    return padded
 
 
 def _cut(out: Any, count: int) -> Any:

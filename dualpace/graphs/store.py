@@ -1,7 +1,8 @@
 """GraphStore: compiled graphs on disk, in a folder named after everything that can change the code.
 
-The folder may be copied between equal machines and shared by concurrent starts: one lock, files
-published by renaming, and a checksum of every file, so that a damaged folder is built anew.
+The folder may be copied between equal machines and shared by concurrent starts: graphs are made in
+folders of their own and published by renaming, two processes never make the same one, and a graph
+whose files fail their checksums is made anew.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,15 +27,19 @@ from dualpace.errors import ConfigError
 _SOURCES = ("stages.py", "linear.py", "rope.py", "backends/inductor.py")
 
 
-def environment_key() -> str:
-    """A name for all that shapes the code of any graph, apart from its stage and arguments."""
+def environment_key(threads: int | None = None) -> str:
+    """A name for all that shapes the code of any graph, apart from its stage and arguments.
+
+    threads: what graphs will run on, torch's own number if not given.
+    """
     folder = Path(__file__).parent
     facts = {
         "sources": [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _SOURCES],
         "torch": [torch.__version__, torch.version.git_version],
         "python": platform.python_version(),
         "cpu": sorted(cpu_flags()),
-        "threads": torch.get_num_threads(),  # inductor writes the number into its loops
+        # Inductor writes the number into its loops.
+        "threads": threads or torch.get_num_threads(),
     }
     return digest(json.dumps(facts))
 
@@ -42,7 +49,9 @@ def digest(text: str) -> str:
 
 
 class GraphStore:
-    """Graphs of one environment: `NAME.graph` files, and what they need, in `compiler`."""
+    """Graphs of one environment: `NAME.graph`, its checksums in `NAME.json`, and what the compiler
+    made for all of them in `compiler`.
+    """
 
     def __init__(self, cache_dir: Path, key: str) -> None:
         self.folder = cache_dir / "graphs" / key
@@ -56,42 +65,78 @@ class GraphStore:
                 "folder of your own"
             ) from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone in the folder, and the folder whole: what was damaged is gone."""
-        with open(self.folder / "lock", "rb+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not all(self._is_whole(manifest) for manifest in self.folder.glob("*.json")):
-                self.clear()
-            yield
+    def check(self) -> None:
+        """Drop every graph of which a file is missing or damaged, and word that all is done."""
+        with self._lock("lock"):
+            for path in self.folder.glob("*.graph"):
+                if not self._is_whole(path.with_suffix(".json")):
+                    path.unlink()
+                    for note in self.folder.glob("done-*.note"):
+                        note.unlink()
 
     def graph(self, name: str) -> Path | None:
         """The file of a published graph, None where there is none."""
         path = self.folder / f"{name}.graph"
-        return path if path.is_file() and (self.folder / f"{name}.json").is_file() else None
+        return path if path.is_file() else None
 
-    def publish(self, name: str, written: Path) -> None:
-        """Take over a graph written to `written`, with what the compiler has made for it."""
-        known = {file for m in self.folder.glob("*.json") for file in json.loads(m.read_text())}
-        path = self.folder / f"{name}.graph"
-        os.replace(written, path)
-        files = [path, *(file for file in self.compiler.rglob("*.so"))]
-        sums = {
-            str(file.relative_to(self.folder)): _checksum(file)
-            for file in files
-            if file == path or str(file.relative_to(self.folder)) not in known
-        }
-        manifest = self.folder / f"{name}.json"
-        partial = manifest.with_suffix(".partial")
-        partial.write_text(json.dumps(sums))
-        os.replace(partial, manifest)
+    def publish(self, name: str, make: Callable[[Path, Path], None]) -> bool:
+        """Have graph `name`, by `make(file to write, empty folder for the compiler)` if need be.
 
-    def clear(self) -> None:
-        """Remove every graph."""
-        for path in [*self.folder.glob("*.json"), *self.folder.glob("*.graph")]:
-            path.unlink()
-        shutil.rmtree(self.compiler)
-        self.compiler.mkdir()
+        False, without waiting, where another process is making it.
+        """
+        try:
+            with self._lock(f"{name}.lock", wait=False):
+                if self.graph(name) is None:
+                    workshop = Path(tempfile.mkdtemp(prefix="making-", dir=self.folder))
+                    try:
+                        self._make(name, make, workshop)
+                    finally:
+                        shutil.rmtree(workshop, ignore_errors=True)
+        except BlockingIOError:
+            return False
+        return True
+
+    def note(self, name: str) -> dict[str, Any] | None:
+        """What `write_note` wrote, None where there is nothing readable."""
+        try:
+            found = json.loads((self.folder / f"{name}.note").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def write_note(self, name: str, facts: dict[str, Any]) -> None:
+        self._write(self.folder / f"{name}.note", json.dumps(facts))
+
+    def notes(self) -> dict[str, dict[str, Any]]:
+        """Every readable note by its name."""
+        names = sorted(path.stem for path in self.folder.glob("*.note"))
+        return {name: note for name in names if (note := self.note(name)) is not None}
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Waits until no other process is in this section for `name`."""
+        with self._lock(f"{name}.lock"):
+            yield
+
+    def _make(self, name: str, make: Callable[[Path, Path], None], workshop: Path) -> None:
+        compiler, written = workshop / "compiler", workshop / "graph"
+        compiler.mkdir()
+        make(written, compiler)
+        sums = {f"{name}.graph": _checksum(written)}
+        for file in [path for path in compiler.rglob("*") if path.is_file()]:
+            place = self.compiler / file.relative_to(compiler)
+            if file.suffix == ".so":
+                sums[str(place.relative_to(self.folder))] = _checksum(file)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.exists() or file.suffix == ".so":
+                os.replace(file, place)
+        self._write(self.folder / f"{name}.json", json.dumps(sums))
+        os.replace(written, self.folder / f"{name}.graph")  # last: from now on it is there
+
+    def _write(self, path: Path, text: str) -> None:
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(text)
+        os.replace(partial, path)
 
     def _is_whole(self, manifest: Path) -> bool:
         try:
@@ -99,6 +144,12 @@ class GraphStore:
             return all(_checksum(self.folder / file) == sum_ for file, sum_ in sums.items())
         except (OSError, ValueError):
             return False
+
+    @contextmanager
+    def _lock(self, name: str, wait: bool = True) -> Iterator[None]:
+        with open(self.folder / name, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield
 
 
 def _checksum(path: Path) -> str:

@@ -33,11 +33,23 @@ class ModelPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """Row counts that stages of one device are compiled for: in the layers, and of sampled rows."""
+
+    layers: tuple[int, ...]
+    final: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompilePlan:
-    backend_gpu: str
-    backend_cpu: str
-    buckets: tuple[int, ...] | None
-    cache_dir: str | None  # absolute
+    """Candidates of each device, one or several to be timed; where they are kept."""
+
+    candidates_gpu: tuple[str, ...]
+    candidates_cpu: tuple[str, ...]
+    buckets_gpu: BucketPlan
+    buckets_cpu: BucketPlan
+    cache_dir: str  # absolute
+    start: str  # tiered | ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +91,7 @@ class AssistPlan:
 
     post_attention_limit: int
     post_layer_limit: int
+    mode: str  # boundary | stream, on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,17 @@ Raises ConfigError for what this machine cannot serve. Knows nothing about sched
 """
 
 import os
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 
 from dualpace.config import ServeConfig, SystemConfig, check
+from dualpace.cpu import isa
 from dualpace.cpu.config import CpuConfig
 from dualpace.cpu.topology import CoreMap, core_map
 from dualpace.errors import ConfigError
-from dualpace.graphs.config import CompileConfig
+from dualpace.graphs.buckets import stage_buckets
+from dualpace.graphs.config import BF16_BACKENDS, CompileConfig
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.spec import ModelSpec
 from dualpace.runtime.config import (
@@ -25,6 +28,7 @@ from dualpace.runtime.hardware import GIB, Hardware, probe
 from dualpace.runtime.plan import (
     BLOCK_TOKENS,
     AssistPlan,
+    BucketPlan,
     CompilePlan,
     CpuPlan,
     GpuPlan,
@@ -67,7 +71,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             vocab=spec.vocab,
             eos_token_ids=spec.eos_token_ids,
         ),
-        compile=_compile(config.compile),
+        compile=_compile(config, device, dtype, hard_limit, len(hardware.cores)),
         gpu=_gpu(config.gpu, device, hard_limit, cores),
         cpu=_cpu(config.cpu, cores),
         kv=KvPlan(
@@ -158,15 +162,44 @@ def _max_context(
     return wanted
 
 
-def _compile(config: CompileConfig) -> CompilePlan:
-    gpu = config.backend_gpu or config.backend
-    cpu = config.backend_cpu or config.backend
+def _compile(
+    config: SystemConfig, device: str, dtype: str, hard_limit: int, num_cores: int
+) -> CompilePlan:
+    """Buckets of the accelerator hold the CPU's batches too: it may have to assist with them."""
+    given = config.compile
+    gpu_rows = max(config.gpu.max_batch_size, config.cpu.max_batch_size)
+    cpu_rows = config.cpu.max_batch_size
     return CompilePlan(
-        backend_gpu="eager" if gpu == "auto" else gpu,
-        backend_cpu="eager" if cpu == "auto" else cpu,
-        buckets=None if config.buckets is None else tuple(sorted(set(config.buckets))),
-        cache_dir=_folder("compile.cache_dir", config.cache_dir),
+        candidates_gpu=_candidates("backend_gpu", given, device, dtype),
+        candidates_cpu=_candidates("backend_cpu", given, "cpu", dtype),
+        buckets_gpu=_buckets(max(hard_limit, cpu_rows), gpu_rows, num_cores, given.buckets),
+        buckets_cpu=_buckets(cpu_rows, cpu_rows, num_cores, given.buckets),
+        cache_dir=_folder("compile.cache_dir", given.cache_dir) or _default_cache(),
+        start=given.start,
     )
+
+
+def _candidates(key: str, config: CompileConfig, device: str, dtype: str) -> tuple[str, ...]:
+    """The one backend that was asked for, or what is worth timing."""
+    specific: str | None = getattr(config, key)
+    name = specific or config.backend
+    if name in BF16_BACKENDS and dtype != "bf16":
+        raise ConfigError(
+            f"compile.{key if specific else 'backend'}={name} multiplies bf16 only and the model "
+            f"is served in {dtype}: set model.dtype=bf16, or another backend."
+        )
+    if name != "auto":
+        return (name,)
+    if device != "cpu":
+        return ("eager",)
+    # Plain inductor is left out: it was never the fastest where weights can be packed.
+    tiles = dtype == "bf16" and isa.detected().has(isa.Level.AMX)
+    return ("eager", "packed", "inductor-packed", *(["inductor-amx"] if tiles else []))
+
+
+def _buckets(max_tokens: int, max_rows: int, num_cores: int, given: list[int] | None) -> BucketPlan:
+    sizes = stage_buckets(max_tokens, max_rows, num_cores, given)
+    return BucketPlan(layers=sizes["post_attention"], final=sizes["logits"])
 
 
 def _gpu(config: GpuConfig, device: str, hard_limit: int, cores: CoreMap) -> GpuPlan:
@@ -204,7 +237,7 @@ def _assist(config: AssistConfig, largest_batch: int) -> AssistPlan:
     p, f = config.post_attention_limit, config.post_layer_limit
     if p is None or f is None:  # Full-CPU for every batch that can be formed
         p, f = largest_batch + 1, largest_batch
-    return AssistPlan(post_attention_limit=p, post_layer_limit=f)
+    return AssistPlan(post_attention_limit=p, post_layer_limit=f, mode=config.mode)
 
 
 def _policy(config: PolicyConfig) -> PolicyPlan:
@@ -240,6 +273,16 @@ def _folder(key: str, name: str | None) -> str | None:
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError(f"{key}={name} cannot be written: name a folder of your own.")
     return str(path)
+
+
+def _default_cache() -> str:
+    """The user's cache folder; where there is none to write in, one for as long as /tmp lasts."""
+    try:
+        folder = _folder("compile.cache_dir", "~/.cache/dualpace")
+    except (ConfigError, RuntimeError):  # a read-only or missing home
+        folder = str(Path(tempfile.gettempdir()) / f"dualpace-{os.getuid()}")
+    assert folder is not None
+    return folder
 
 
 def _log_file(key: str, name: str | None) -> str | None:

@@ -18,12 +18,12 @@ def test_round_trip_keeps_every_value() -> None:
     plan = replace(
         tiny_plan(),
         policy=PolicyPlan(name="dualpace", options=(("gap", 2), ("share", 0.5), ("on", True))),
-        compile=replace(tiny_plan().compile, buckets=(1, 8)),
+        compile=replace(tiny_plan().compile, candidates_cpu=("eager", "packed")),
     )
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert hash(again) == hash(plan)
-    assert again.compile.buckets == (1, 8)
+    assert again.compile.candidates_cpu == ("eager", "packed")
     assert again.gpu.cores == plan.gpu.cores
     assert again.policy.options == plan.policy.options
 

@@ -9,36 +9,49 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from dualpace.errors import ConfigError
-from dualpace.graphs.weights import Weights
 
 if TYPE_CHECKING:
     from dualpace.graphs.store import GraphStore
 
 Stage = Callable[..., Any]
+Arguments = tuple[Tensor | None, ...]
+Pack = Callable[[Tensor, Tensor | None], Tensor]  # (weight, bias) -> handle
 
 BACKENDS = {
     "eager": "dualpace.graphs.backends.eager:Eager",
+    "packed": "dualpace.graphs.backends.eager:Packed",
     "inductor": "dualpace.graphs.backends.inductor:Inductor",
     "inductor-packed": "dualpace.graphs.backends.inductor:InductorPacked",
+    "inductor-amx": "dualpace.graphs.backends.inductor:InductorAmx",
+    "ipex": "dualpace.graphs.backends.ipex:Ipex",
 }
 
 
 class Backend(Protocol):
-    """Makes executables of stage functions. One instance serves one device of one process."""
+    """Makes executables of stage functions.
+
+    `form` names the layout of weights that its executables take: backends of one form share them.
+    """
 
     name: str
     static: bool  # its executables take only the row count that they were built for
+    compiled: bool  # building takes a compiler, so it is done ahead and kept on disk
+    form: str
 
-    def prepare(self, weights: Weights) -> Weights:
-        """The weights as its executables want them (packed and replaced by handles, or as is)."""
+    @property
+    def pack(self) -> Pack | None:
+        """Makes the handle of a matrix; None where matrices are taken as they are."""
 
-    def build(
-        self, stage: Stage, example: tuple[Tensor | None, ...], store: GraphStore | None = None
-    ) -> Stage:
+    def check(self, dtype: str) -> None:
+        """ConfigError if it cannot run weights of this dtype ("bf16" or "float32") here."""
+
+    def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         """An executable for arguments of the shapes and dtypes of `example`, kept in `store`."""
 
-    def num_compiles(self) -> int:
-        """Compilations in this process so far, those that nobody asked for included."""
+    def ensure(self, stage: Stage, example: Arguments, store: GraphStore) -> bool:
+        """Have the graph of `build` in `store`, which runs nothing: whether it is there now.
+        False where another process is at it.
+        """
 
 
 def backend_of(name: str) -> Backend:

@@ -1,31 +1,45 @@
-"""Stages as they stand, run operation by operation: for debugging and for small tests."""
+"""Stages run operation by operation: nothing is compiled, and any row count runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from dualpace.graphs.backends import Stage
-from dualpace.graphs.weights import Weights
+from dualpace.graphs.backends import Arguments, Pack, Stage
 
 if TYPE_CHECKING:
     from dualpace.graphs.store import GraphStore
 
 
 class Eager:
-    """Nothing is compiled, so any row count runs."""
+    """Weights as they are: for debugging, for small tests, and what every other one must beat."""
 
     name = "eager"
     static = False
+    compiled = False
+    form = "plain"
 
-    def prepare(self, weights: Weights) -> Weights:
-        return weights
+    @property
+    def pack(self) -> Pack | None:
+        return None
 
-    def build(
-        self, stage: Stage, example: tuple[Tensor | None, ...], store: GraphStore | None = None
-    ) -> Stage:
+    def check(self, dtype: str) -> None:
+        pass
+
+    def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         return stage
 
-    def num_compiles(self) -> int:
-        return 0
+    def ensure(self, stage: Stage, example: Arguments, store: GraphStore) -> bool:
+        return True
+
+
+class Packed(Eager):
+    """Matrices packed by oneDNN: what a start that waits for no compiler begins with."""
+
+    name = "packed"
+    form = "onednn"
+
+    @property
+    def pack(self) -> Pack | None:
+        from dualpace.cpu.packed import pack
+
+        return pack

@@ -10,20 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 from torch._inductor import CompiledArtifact, standalone_compile
 from torch._inductor import config as inductor_config
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dualpace.graphs.backends import Stage
+from dualpace.errors import ConfigError
+from dualpace.graphs.backends import Arguments, Pack, Stage
 from dualpace.graphs.store import GraphStore, digest
-from dualpace.graphs.weights import LayerWeights, Weights
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -33,70 +32,83 @@ class Inductor:
 
     name = "inductor"
     static = True
+    compiled = True
+    form = "plain"
 
-    def prepare(self, weights: Weights) -> Weights:
-        return weights
+    @property
+    def pack(self) -> Pack | None:
+        return None
 
-    def build(
-        self, stage: Stage, example: tuple[Tensor | None, ...], store: GraphStore | None = None
-    ) -> Stage:
+    def check(self, dtype: str) -> None:
+        pass
+
+    def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         """Compile, or load from `store` what an equal environment has compiled before."""
-        with _compiler_folder(store), torch.no_grad():
-            artifact = self._load_or_compile(stage, example, store)
-            executable = _Executable(artifact)
-            executable(*example)  # loads the kernels
+        with torch.no_grad():
+            if store is None:
+                return _Executable(_compile(stage, example))
+            name = graph_name(stage, example)
+            while (path := store.graph(name)) is None:
+                if not self.ensure(stage, example, store):
+                    with store.alone(name):
+                        pass  # another process has just made it, or given up
+            with _compiler_folder(store.compiler):
+                executable = _Executable(CompiledArtifact.load(path=str(path), format="binary"))
+                executable(*example)  # loads the kernels
         return executable
 
-    def num_compiles(self) -> int:
-        """Compilations by Inductor and Dynamo in this process, whoever asked for them."""
-        inductor = counters["inductor"]
-        return (
-            inductor["fxgraph_cache_miss"]
-            + inductor["fxgraph_cache_bypass"]
-            + counters["stats"]["unique_graphs"]
-        )
+    def ensure(self, stage: Stage, example: Arguments, store: GraphStore) -> bool:
+        def make(file: Path, folder: Path) -> None:
+            with _compiler_folder(folder), torch.no_grad():
+                _compile(stage, example).save(path=str(file), format="binary")
 
-    def _load_or_compile(
-        self, stage: Stage, example: tuple[Tensor | None, ...], store: GraphStore | None
-    ) -> CompiledArtifact:
-        if store is None:
-            return _compile(stage, example)
-        name = _graph_name(stage, example)
-        path = store.graph(name)
-        if path is not None:
-            return CompiledArtifact.load(path=str(path), format="binary")
-        artifact = _compile(stage, example)
-        written = store.folder / f"{name}.{os.getpid()}"
-        artifact.save(path=str(written), format="binary")
-        store.publish(name, written)
-        return artifact
+        return store.publish(graph_name(stage, example), make)
 
 
 class InductorPacked(Inductor):
     """Matrices are packed by oneDNN once, and graphs get handles of them."""
 
     name = "inductor-packed"
+    form = "onednn"
 
-    def prepare(self, weights: Weights) -> Weights:
-        layers = tuple(_pack_layer(layer) for layer in weights.layers)
-        return replace(weights, layers=layers, head=_pack(weights.head))
+    @property
+    def pack(self) -> Pack | None:
+        from dualpace.cpu.packed import pack
 
-
-def _pack(weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    from dualpace.cpu.packed import pack
-
-    return pack(weight, bias)
+        return pack
 
 
-def _pack_layer(layer: LayerWeights) -> LayerWeights:
-    return replace(
-        layer,
-        qkv=_pack(layer.qkv, layer.qkv_bias),
-        qkv_bias=None,
-        o=_pack(layer.o),
-        gate_up=_pack(layer.gate_up),
-        down=_pack(layer.down),
-    )
+class InductorAmx(Inductor):
+    """The same graphs, whose handles lead to the tile GEMM where it takes the matrix."""
+
+    name = "inductor-amx"
+    form = "tiles"
+
+    def check(self, dtype: str) -> None:
+        from dualpace.cpu.isa import Level, detected
+
+        if dtype != "bf16":
+            raise ConfigError(
+                f"compile.backend={self.name} multiplies bf16 only: set model.dtype=bf16, or "
+                "another backend"
+            )
+        if not detected().has(Level.AMX):
+            raise ConfigError(
+                f"compile.backend={self.name} needs AMX tiles ({detected().reason}): choose "
+                "another backend"
+            )
+
+    @property
+    def pack(self) -> Pack | None:
+        return _tiles
+
+
+def _tiles(weight: Tensor, bias: Tensor | None) -> Tensor:
+    from dualpace.cpu import gemm, packed
+
+    if bias is not None or not gemm.fits(*weight.shape):
+        return packed.pack(weight, bias)
+    return packed.register(gemm.TileLinear(weight))
 
 
 class _Executable:
@@ -112,7 +124,7 @@ class _Executable:
         return tuple(out) if len(out) > 1 else out[0]  # one from disk comes in a list of its own
 
 
-def _compile(stage: Stage, example: tuple[Tensor | None, ...]) -> CompiledArtifact:
+def _compile(stage: Stage, example: Arguments) -> CompiledArtifact:
     present = [argument is not None for argument in example]
     tensors = [argument for argument in example if argument is not None]
 
@@ -120,13 +132,15 @@ def _compile(stage: Stage, example: tuple[Tensor | None, ...]) -> CompiledArtifa
         rest = iter(given)
         return stage(*[next(rest) if there else None for there in present])
 
+    if any(t.dim() == 0 for t in tensors):
+        import dualpace.cpu.packed  # noqa: F401  (the operation behind handles)
     graph = make_fx(of_tensors, tracing_mode="fake")(*tensors)
     # A pool of compiler processes would outlive the build for the few graphs there are.
     with inductor_config.patch(compile_threads=1):
         return standalone_compile(graph, tensors, dynamic_shapes="from_example_inputs")
 
 
-def _graph_name(stage: Stage, example: tuple[Tensor | None, ...]) -> str:
+def graph_name(stage: Stage, example: Arguments) -> str:
     """The stage, its rows, and a digest of its constants and of the layout of its arguments."""
     function, constants = stage, {}
     if isinstance(stage, partial):
@@ -138,13 +152,10 @@ def _graph_name(stage: Stage, example: tuple[Tensor | None, ...]) -> str:
 
 
 @contextmanager
-def _compiler_folder(store: GraphStore | None) -> Iterator[None]:
+def _compiler_folder(folder: Path) -> Iterator[None]:
     """Inductor keeps its own files where this variable says, and sets it if nobody has."""
-    if store is None:
-        yield
-        return
     before = os.environ.get(_CACHE_VARIABLE)
-    os.environ[_CACHE_VARIABLE] = str(store.compiler)
+    os.environ[_CACHE_VARIABLE] = str(folder)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """Counters of a running engine, and the snapshot that /metrics and `LLM` read."""
 
+import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ from dualpace.runtime.messages import AssistDone, StepDone
 if TYPE_CHECKING:
     from dualpace.runtime.engine.pair import WorkerPair
     from dualpace.runtime.schedule.state import State
+
+log = logging.getLogger(__name__)
 
 _ENGINES = ("gpu", "cpu")
 _ASSIST_PARTS = ("wait", "launch", "h2d", "compute", "sampling", "d2h", "finalize")
@@ -33,6 +36,8 @@ class EngineStats:
         name = _ENGINES[engine]
         self.tokens[name] += num_tokens
         self.busy_s[name] += done.duration_s
+        if done.compiles_after_ready > self.compiles_after_ready[name]:
+            log.error("the %s worker compiled in step %d, after it was ready", name, done.step)
         self.compiles_after_ready[name] = done.compiles_after_ready
 
     def count_round(self, engine: str, record: dict[str, Any]) -> None:

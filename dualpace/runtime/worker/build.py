@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from dualpace.errors import ConfigError
+from dualpace.graphs.buckets import by_stage
 from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.executor import Stages
 from dualpace.graphs.load import load_weights
@@ -27,10 +27,16 @@ from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
+from dualpace.runtime.worker.stand_in import StandInRounds
 from dualpace.runtime.worker.transfers import Staging, Transfers
+
+SECONDS_BETWEEN_REPORTS = 2.0
 
 
 class Worker(Protocol):
+    def ready(self) -> None:
+        """All is built and warm: whatever is compiled from now on is a defect."""
+
     def turn(self) -> None:
         """Waits for work, does some. Raises LifelineClosedError."""
 
@@ -50,17 +56,29 @@ class Progress:
         yield
         self.seconds[name] = round(time.monotonic() - started, 3)
 
+    def steps(self, text: str) -> Callable[[int, int], None]:
+        """A function that reports (steps done, steps in all), now and then."""
+        said = time.monotonic()
+
+        def report(done: int, total: int) -> None:
+            nonlocal said
+            if time.monotonic() - said > SECONDS_BETWEEN_REPORTS:
+                said = time.monotonic()
+                self.say(f"{text}: {done} of {total}")
+
+        return report
+
 
 def build_accelerator(
     plan: Plan, link: Link, progress: Progress, copy_engine: Callable[[int], CopyEngine]
 ) -> AcceleratorWorker:
-    """The worker of `--role gpu`. Raises ConfigError for a device that it cannot drive."""
-    if plan.gpu.device != "cpu":
-        raise ConfigError(
-            f"gpu.device={plan.gpu.device} is not served by this version; set gpu.device=cpu."
-        )
+    """The worker of `--role gpu`: a GPU's, or the stand-in's with copies of `copy_engine`."""
+    if plan.gpu.device == "cuda":
+        from dualpace.runtime.worker.cuda.build import build_device  # needs Triton and a GPU
+
+        return build_device(plan, link, progress, assists_reachable(plan))
     device = torch.device(plan.gpu.device)
-    stages = _stages(plan, plan.gpu.device, plan.compile.backend_gpu, progress)
+    stages = worker_stages(plan, "gpu", progress)
     layout, dtype = kv_layout(plan), DTYPES[plan.model.dtype]
     with progress.phase("pools", "making the accelerator's KV pool"):
         hbm = AcceleratorPool(layout, plan.kv.gpu_blocks, dtype, device)
@@ -73,21 +91,14 @@ def build_accelerator(
     staging = Staging(host, plan.gpu.max_batched_tokens, copies)
     progress.bytes["staging"] = staging.nbytes
     assists = AssistService(link, stages, dtype, device) if assists_reachable(plan) else None
-    return AcceleratorWorker(
-        link,
-        stages,
-        attention,
-        Transfers(hbm, host, copies),
-        staging,
-        assists,
-        plan.model.num_layers,
-        device,
-    )
+    transfers = Transfers(hbm, host, copies)
+    rounds = StandInRounds(stages, attention, transfers, staging, plan.model.num_layers, device)
+    return AcceleratorWorker(link, rounds, transfers, assists)
 
 
 def build_cpu(plan: Plan, link: Link, progress: Progress) -> CpuWorker:
     """The worker of `--role cpu`."""
-    stages = _stages(plan, "cpu", plan.compile.backend_cpu, progress)
+    stages = worker_stages(plan, "cpu", progress)
     layout, dtype = kv_layout(plan), DTYPES[plan.model.dtype]
     host = HostPool(link.host_pool, layout, plan.kv.host_blocks, dtype)
     with progress.phase("attention", "preparing attention"):
@@ -108,17 +119,28 @@ def assists_reachable(plan: Plan) -> bool:
     return plan.cpu.max_batch_size > plan.assist.post_layer_limit
 
 
-def _stages(plan: Plan, device: str, backend: str, progress: Progress) -> Stages:
+def worker_stages(plan: Plan, role: str, progress: Progress) -> Stages:
+    """The executables of this worker's stages. Under a tiered start what has to be compiled is
+    compiled by a process of the lowest priority, which ends with this one.
+    """
+    part, settings = (plan.gpu if role == "gpu" else plan.cpu), plan.compile
+    backends = settings.candidates_gpu if role == "gpu" else settings.candidates_cpu
+    buckets = settings.buckets_gpu if role == "gpu" else settings.buckets_cpu
     source = resolve_source(plan.model.source)
     with progress.phase("weights", f"loading {plan.model.name}"):
         weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed)
         progress.bytes["weights"] = weights.num_bytes()
-    with progress.phase("stages", f"building stages ({backend})"):
+    with progress.phase("stages", "preparing stages"):
         return GraphCache().build(
             source.spec,
             weights,
-            device=device,
-            backend=backend,
-            buckets=plan.compile.buckets or (),
+            device=plan.gpu.device if role == "gpu" else "cpu",
+            backend=backends,
+            buckets=by_stage(buckets.layers, buckets.final),
             max_context=plan.model.max_context,
+            cache_dir=settings.cache_dir,
+            report=progress.steps("compiling and timing stages"),
+            # A process of one core does as well itself.
+            processes=len(part.cores) if len(part.cores) > 1 else 0,
+            start=settings.start,
         )

@@ -42,6 +42,9 @@ class CpuWorker:
         self._attention = attention
         self._routes = routes
 
+    def ready(self) -> None:
+        self._stages.ready()
+
     @torch.inference_mode()
     def turn(self) -> None:
         """Raises LifelineClosedError."""
@@ -55,6 +58,7 @@ class CpuWorker:
 
     def _iterate(self, work: CpuWork) -> None:
         started = time.monotonic()
+        self._stages.begin_round()
         route = self._routes[_ROUTES[work.route]]
         tokens = self._decode(work, route)
         duration = time.monotonic() - started

@@ -54,7 +54,7 @@ def main(
     plan = Plan.from_json(hello.plan)
     link = Link.attach(plan, options.role, options.fds, lifeline)
     try:
-        _settle(plan, options.role)
+        settle(plan, options.role)
         _serve(plan, options.role, link, copy_engine)
     except LifelineClosedError:
         return
@@ -66,15 +66,14 @@ def main(
     sys.exit(1)
 
 
-def _settle(plan: Plan, role: str) -> None:
+def settle(plan: Plan, role: str) -> None:
     """Cores and thread counts of this process. Before any import of torch or Numba."""
     part = plan.gpu if role == "gpu" else plan.cpu
     if part.cores:
         os.sched_setaffinity(0, part.cores)
     os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(part.threads)))
     os.environ["NUMBA_THREADING_LAYER"] = "omp"  # torch's own pool; a second one would fight it
-    if plan.compile.cache_dir is not None:
-        os.environ["NUMBA_CACHE_DIR"] = str(Path(plan.compile.cache_dir) / "numba")
+    os.environ["NUMBA_CACHE_DIR"] = str(Path(plan.compile.cache_dir) / "numba")
 
 
 def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyEngine]) -> None:
@@ -93,6 +92,7 @@ def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyE
         worker = build.build_accelerator(plan, link, progress, copy_engine)
     else:
         worker = build.build_cpu(plan, link, progress)
+    worker.ready()
     link.send(Ready(json.dumps({"seconds": progress.seconds, "bytes": progress.bytes})))
     while True:
         worker.turn()

@@ -185,12 +185,16 @@ class Rig:
             "cpu": self._link(self.cpu, self.gpu),
         }
 
+        self.copies: CopyEngine | None = None  # a GPU has streams instead
+
         def make_copies(doorbell: int) -> CopyEngine:
             self.copies = copies(doorbell)
             return self.copies
 
         self.gpu_worker = build.build_accelerator(plan, links["gpu"], progress, make_copies)
         self.cpu_worker = build.build_cpu(plan, links["cpu"], progress)
+        self.gpu_worker.ready()
+        self.cpu_worker.ready()
         if start_gpu:
             self.gpu.start(self.gpu_worker)
         self.cpu.start(self.cpu_worker)
@@ -205,7 +209,8 @@ class Rig:
             self.copies.release()
         self.gpu.close()
         self.cpu.close()
-        self.copies.close()
+        if self.copies is not None:
+            self.copies.close()
 
     # ---- blocks
 

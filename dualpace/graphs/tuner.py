@@ -1,0 +1,109 @@
+"""The autotuner: times the candidates of a stage and bucket on this machine, and picks.
+
+Times are kept in the store as notes, so that a machine is asked once. Candidates run in turn over
+several layers' made-up weights, so that a disturbance hits all alike and no weight stays in a cache
+that serving would find cold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from dualpace.graphs.backends import Arguments, Backend, Stage
+from dualpace.graphs.forms import Packer
+from dualpace.graphs.job import COMPILED_STAGES, Examples, Job, stage_functions
+from dualpace.graphs.store import GraphStore
+
+# Weights that calls go round: more than the caches that a serving round leaves cold anyway.
+_BYTES, _LAYERS = 64 << 20, 8
+_SECONDS = 0.06  # for each candidate, if that allows the fewest repeats
+_REPEATS = (2, 40)
+# A second copy of a stage's weights, in another layout, must save more than this share of the time.
+TOLERANCE = 0.05
+
+Times = dict[str, float]  # seconds of a call by candidate
+
+
+def tune_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
+    """Note the times of every (stage, bucket) that has none, and yield each."""
+    backends = job.backends()
+    for stage in COMPILED_STAGES:
+        bench: _Bench | None = None
+        for bucket in job.sizes[stage]:
+            name = job.note_name(stage, bucket)
+            with store.alone(name):  # another process may be timing it: then its times do
+                if store.note(name) is None:
+                    bench = bench or _Bench(job, stage, backends)
+                    times = bench.times(bucket, store)
+                    store.write_note(name, {"stage": stage, "bucket": bucket, "seconds": times})
+            yield stage, bucket
+
+
+def times_of(job: Job, store: GraphStore) -> dict[tuple[str, int], Times] | None:
+    """The noted times of the whole job; None if any are missing."""
+    found = {}
+    for stage, bucket in job.pairs():
+        note = store.note(job.note_name(stage, bucket))
+        if note is None or set(note["seconds"]) != set(job.candidates):
+            return None
+        found[stage, bucket] = note["seconds"]
+    return found
+
+
+def choose(times: Mapping[int, Times], form_of: Callable[[str], str]) -> dict[int, str]:
+    """The candidate of each bucket of a stage.
+
+    The fastest; but where candidates of another layout of the weights win only here and by little,
+    the best of the layout that most buckets chose, so that there is one copy of the weights.
+    """
+    best = {bucket: min(t, key=lambda name: t[name]) for bucket, t in times.items()}
+    common = Counter(form_of(name) for name in best.values()).most_common(1)[0][0]
+    for bucket, t in times.items():
+        of_common = [name for name in t if form_of(name) == common]
+        rival = min(of_common, key=lambda name: t[name])
+        if t[rival] <= t[best[bucket]] * (1 + TOLERANCE):
+            best[bucket] = rival
+    return best
+
+
+class _Bench:
+    """The candidates of one stage over made-up weights."""
+
+    def __init__(self, job: Job, stage: str, backends: Mapping[str, Backend]) -> None:
+        self._stage, self._backends = stage, backends
+        self._function = stage_functions(job.spec)[stage]
+        self._examples = Examples(job, fill=0.01)
+        self._clock = time.thread_time if job.threads == 1 else time.perf_counter
+        layers = [self._examples.weights(stage)]
+        size = sum(a.nbytes for a in layers[0] if a is not None)
+        if stage in ("pre_attention", "post_attention"):
+            count = min(_LAYERS, job.spec.num_layers, 1 + _BYTES // size)
+            layers += [self._examples.weights(stage) for _ in range(count - 1)]
+        packers = {b.form: Packer(b.pack) for b in backends.values()}
+        self._weights: dict[str, list[Arguments]] = {
+            form: [packer(stage, layer) for layer in layers] for form, packer in packers.items()
+        }
+
+    @torch.inference_mode()
+    def times(self, bucket: int, store: GraphStore) -> Times:
+        rows = self._examples.rows(self._stage, bucket)
+        calls: dict[str, tuple[Stage, list[Arguments]]] = {}
+        for name, backend in self._backends.items():
+            weights = self._weights[backend.form]
+            calls[name] = (backend.build(self._function, (*rows, *weights[0]), store), weights)
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        least, most = _REPEATS
+        started = time.perf_counter()
+        for repeat in range(-1, most):  # the first is not counted
+            for name, (call, weights) in calls.items():
+                before = self._clock()
+                call(*rows, *weights[repeat % len(weights)])
+                if repeat >= 0:
+                    samples[name].append(self._clock() - before)
+            if repeat >= least and time.perf_counter() - started > _SECONDS * len(calls):
+                break
+        return {name: sorted(s)[len(s) // 4] for name, s in samples.items()}
