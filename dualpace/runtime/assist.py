@@ -91,6 +91,11 @@ class AssistBuffer:
         self.uniform = self._array("uniform", np.float32)
         self.tokens = self._array("tokens", np.int32)
 
+    @property
+    def memory(self) -> memoryview:
+        """All of it, for a device to register."""
+        return self._view
+
     def bytes_of(self, name: str) -> memoryview:
         offset, nbytes = self._offsets[name]
         return self._view[offset : offset + nbytes]

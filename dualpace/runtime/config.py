@@ -9,6 +9,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 DEVICES = ("auto", "cpu", "cuda")
+ASSIST_MODES = ("boundary", "stream")
 OUTPUT_ESTIMATES = ("declared", "quantile")
 
 
@@ -57,6 +58,7 @@ class AssistConfig:
 
     post_attention_limit: int | None = None  # P: largest CPU batch with local post-attention
     post_layer_limit: int | None = None  # F: largest CPU batch with a local post-layer
+    mode: str = "stream"  # boundary: between a GPU round's stages | stream: beside the round
 
 
 @dataclass(slots=True, kw_only=True)

@@ -97,9 +97,9 @@ def test_the_hard_limit_follows_the_soft_one() -> None:
 
 def test_without_thresholds_every_cpu_batch_runs_full_cpu() -> None:
     made = plan("cpu.max_batch_size=32").assist
-    assert made == AssistPlan(post_attention_limit=33, post_layer_limit=32)
+    assert made == AssistPlan(post_attention_limit=33, post_layer_limit=32, mode="stream")
     told = plan("assist.post_attention_limit=0", "assist.post_layer_limit=0").assist
-    assert told == AssistPlan(post_attention_limit=0, post_layer_limit=0)
+    assert told == AssistPlan(post_attention_limit=0, post_layer_limit=0, mode="stream")
 
 
 def test_log_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

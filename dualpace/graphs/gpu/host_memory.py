@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -37,8 +38,10 @@ class HostMemory:
         """
         assert tensor.is_contiguous() and tensor.device.type == "cpu"
         assert tensor.data_ptr() % mmap.PAGESIZE == 0, "host memory must begin on a page"
-        self._tensor = tensor  # kept: its memory must not go before its registration
+        self._tensor = tensor
         self._registered: list[int] = []
+        # The addresses may be mapped again once the memory has gone.
+        self._end = weakref.finalize(self, _unregister, self._registered, tensor)
         for start, count in chunks_of(tensor.nbytes, piece_bytes, chunk_bytes):
             self._register(tensor.data_ptr() + start, count, start)
             if progress is not None:
@@ -57,8 +60,13 @@ class HostMemory:
 
     def close(self) -> None:
         """Every copy from or to the memory must have ended."""
-        while self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._registered.pop())
+        _unregister(self._registered, self._tensor)
+
+
+def _unregister(addresses: list[int], memory: Tensor) -> None:
+    """`memory` is held until here."""
+    while addresses:
+        torch.cuda.cudart().cudaHostUnregister(addresses.pop())
 
 
 def chunks_of(total: int, piece: int, chunk: int) -> list[tuple[int, int]]:

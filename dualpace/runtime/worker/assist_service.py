@@ -16,6 +16,8 @@ from dualpace.runtime.worker.link import Link
 
 
 class AssistService:
+    must_poll = False  # an assist has ended when `serve` returns
+
     def __init__(
         self, link: Link, stages: Stages, dtype: torch.dtype, device: torch.device
     ) -> None:

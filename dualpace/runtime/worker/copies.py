@@ -9,8 +9,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dualpace.runtime.channel import ring
+
+
+class Event(Protocol):
+    """What a copy, or anything else that a device is busy with, ends with."""
+
+    def is_done(self) -> bool: ...
 
 
 class CopyEvent:
@@ -38,7 +45,7 @@ class CopyEvent:
         self.is_done()
 
 
-def all_done(events: Iterable[CopyEvent]) -> bool:
+def all_done(events: Iterable[Event]) -> bool:
     return all(event.is_done() for event in events)
 
 

@@ -51,8 +51,8 @@ class DecodeArrays:
 
 @dataclass(slots=True, frozen=True)
 class GpuWork:
-    """One GPU batch, its T tokens sorted by phase: decodes, then Prefill-to-GPU, then
-    Prefill-to-CPU.
+    """One GPU batch, its T tokens sorted by phase: decodes, then Prefill-to-GPU (later pieces of
+    prompts first), then Prefill-to-CPU.
     """
 
     step: int
@@ -76,7 +76,7 @@ class GpuWork:
 
 
 def gpu_work(batch: GpuBatch) -> GpuWork:
-    order = np.argsort(batch.kinds, kind="stable")
+    order = np.argsort(2 * batch.kinds + (batch.starts == 0), kind="stable")
     kinds = batch.kinds[order]
     counts = batch.num_tokens[order].astype(np.int64)
     first = np.cumsum(counts) - counts

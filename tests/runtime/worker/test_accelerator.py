@@ -111,7 +111,7 @@ def test_host_and_hbm_hold_the_same_bits(make_rig, talks):
     rig.gpu_step([rig.prefill(here)])
     rig.gpu_step([rig.prefill(there, m.PREFILL_CPU, transfer_id=9)])
     rig.transfer_done(9)
-    hbm = rig.gpu_worker._attention._layers
+    hbm = rig.gpu_worker._rounds._attention._layers
     host = rig.cpu_worker._layers
     for layer in range(len(hbm)):
         mine = hbm[layer][here.blocks].view(torch.int16).transpose(2, 3).numpy()
@@ -129,4 +129,4 @@ def test_nothing_is_written_outside_a_requests_blocks(make_rig, talks, dtype):
     rig.gpu_step([rig.prefill(a)])
     rig.gpu_step([rig.decode(a)])
     others = [b for b in range(1, 40) if b not in a.blocks]
-    assert not any(layer[others].any() for layer in rig.gpu_worker._attention._layers)
+    assert not any(layer[others].any() for layer in rig.gpu_worker._rounds._attention._layers)

@@ -1,0 +1,203 @@
+"""Dense Assist on a device: tensors come from and go to registered host memory, the stage between
+is a captured graph of its bucket.
+
+Served at the main stream's boundaries, or on a stream of its own with a higher priority, beside
+the main round (`assist.mode`).
+"""
+
+# mypy: allow-untyped-calls
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dualpace.graphs.gpu.capture import Capturer
+from dualpace.graphs.gpu.forward import Forward, Rows
+from dualpace.graphs.gpu.host_memory import HostMemory
+from dualpace.graphs.gpu.planned import PackedInputs
+from dualpace.graphs.sampling import SamplingRows
+from dualpace.runtime.assist import AssistKind
+from dualpace.runtime.messages import AssistDone
+from dualpace.runtime.worker.activations import Activations
+from dualpace.runtime.worker.cuda.events import DeviceEvent
+from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.rows import SamplingArrays
+
+_BUCKETS = (1, 8, 32, 64, 96, 128, 192, 256, 384, 512)
+_PAGE = 4096
+
+
+class AssistGraphs:
+    """Post-attention of every layer and post-layer, captured for each bucket over own buffers."""
+
+    def __init__(
+        self, forward: Forward, max_rows: int, progress: Callable[[int, int], None]
+    ) -> None:
+        """`forward` has a workspace of its own: it runs beside the main rounds."""
+        self._forward = forward
+        self.rows = Rows.empty(forward.spec, max_rows, forward.dtype, forward.device)
+        self.buckets = (*(b for b in _BUCKETS if b < max_rows), max_rows)
+        sizes = {
+            name: (kind, max_rows)
+            for name, kind in (
+                ("temperature", torch.float32),
+                ("top_k", torch.int32),
+                ("top_p", torch.float32),
+                ("u", torch.float32),
+            )
+        }
+        self._sampling = PackedInputs(sizes, forward.device)
+        capturer = Capturer(forward.device)
+        self._capturer = capturer  # owns the graphs' memory
+        self._layers: dict[int, list[torch.cuda.CUDAGraph]] = {}
+        self._last: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        layers = range(forward.spec.num_layers)
+        for done, bucket in enumerate(reversed(self.buckets), start=1):
+            rows = self.rows.first(bucket)
+            capturer.warm_up(partial(self._all, rows))
+            self._layers[bucket] = [
+                capturer.capture(partial(forward.post_attention, layer, rows)) for layer in layers
+            ]
+            for name, function in self._final(rows).items():
+                self._last[bucket, name] = capturer.capture(function)
+            progress(done, len(self.buckets))
+
+    def _final(self, rows: Rows) -> dict[str, Callable[[], None]]:
+        count, forward = len(rows.x), self._forward
+        views = {name: view[:count] for name, view in self._sampling.views.items()}
+        how = SamplingRows(views["temperature"], views["top_k"], views["top_p"], views["u"])
+        return {
+            "norm": partial(forward.normed, rows, forward.weights.final_norm),
+            "greedy": partial(forward.greedy, rows.h, rows.tokens),
+            "sample": partial(forward.sample, rows.h, how, rows.tokens),
+        }
+
+    def _all(self, rows: Rows) -> None:
+        self._forward.post_attention(0, rows)
+        for function in self._final(rows).values():
+            function()
+
+    def bucket(self, num_rows: int) -> int:
+        return self.buckets[bisect_left(self.buckets, num_rows)]
+
+    def post_attention(self, layer: int, bucket: int) -> None:
+        """attn, x -> x, and h, the norm for what follows."""
+        self._layers[bucket][layer].replay()
+
+    def norm(self, bucket: int) -> None:
+        """h = the final norm of x."""
+        self._last[bucket, "norm"].replay()
+
+    def sample(self, bucket: int, sampling: SamplingArrays) -> None:
+        """h -> tokens."""
+        if not sampling.temperature.any():
+            self._last[bucket, "greedy"].replay()
+            return
+        arrays = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "u": sampling.uniform,
+        }
+        self._sampling.send(arrays, idle={"top_p": 1.0})
+        self._sampling.sent()
+        self._last[bucket, "sample"].replay()
+
+
+@dataclass(slots=True)
+class _Running:
+    kind: AssistKind
+    layer: int
+    rows: int
+    epoch: int
+    published_s: float
+    taken_s: float
+    marks: Sequence[DeviceEvent]  # begin, moved in, computed, sampled, moved out
+
+
+class DeviceAssists:
+    """Takes what the CPU worker publishes, queues it, and answers when the device is through."""
+
+    def __init__(
+        self, link: Link, graphs: AssistGraphs, dtype: torch.dtype, own_stream: bool
+    ) -> None:
+        self._link, self._graphs, self._buffer = link, graphs, link.assist
+        self._shared = Activations(link.assist, dtype)
+        memory = torch.frombuffer(link.assist.memory, dtype=torch.uint8)
+        self._memory = HostMemory(memory, _PAGE)
+        self._tokens: Tensor = torch.from_numpy(link.assist.tokens)
+        self._stream = torch.cuda.Stream(priority=-1) if own_stream else None
+        self._running: _Running | None = None
+
+    @property
+    def must_poll(self) -> bool:
+        return self._running is not None
+
+    def serve(self) -> bool:
+        """Queues a ready assist or finishes one that has run; whether it did."""
+        if self._running is not None:
+            if not self._running.marks[-1].is_done():
+                return False
+            self._finish(self._running)
+            self._running = None
+            return True
+        taken = self._buffer.take()
+        if taken is None:
+            return False
+        taken_s = time.monotonic()
+        if self._stream is None:
+            marks = self._queue(*taken[:3])
+        else:
+            with torch.cuda.stream(self._stream):
+                marks = self._queue(*taken[:3])
+        self._running = _Running(*taken, float(self._buffer.times[0]), taken_s, marks)
+        return True
+
+    def _queue(self, kind: AssistKind, layer: int, rows: int) -> list[DeviceEvent]:
+        graphs, shared, mine = self._graphs, self._shared, self._graphs.rows
+        bucket = graphs.bucket(rows)
+        marks = [DeviceEvent(timed=True)]
+        mine.x[:rows].copy_(shared.residual[:rows], non_blocking=True)
+        if kind != AssistKind.POST_LAYER:
+            mine.attn[:rows].copy_(shared.attention[:rows], non_blocking=True)
+        marks.append(DeviceEvent(timed=True))
+        if kind == AssistKind.POST_LAYER:
+            graphs.norm(bucket)
+        else:
+            graphs.post_attention(layer, bucket)
+        marks.append(DeviceEvent(timed=True))
+        if kind != AssistKind.POST_ATTENTION:
+            graphs.sample(bucket, shared.sampling(rows))
+        marks.append(DeviceEvent(timed=True))
+        if kind == AssistKind.POST_ATTENTION:
+            shared.result[:rows].copy_(mine.x[:rows], non_blocking=True)
+        else:
+            self._tokens[:rows].copy_(mine.tokens[:rows], non_blocking=True)
+        marks.append(DeviceEvent(timed=True))
+        return marks
+
+    def _finish(self, assist: _Running) -> None:
+        """Launch is everything between taking the assist and its end that is not on the device."""
+        seen_s = time.monotonic()
+        self._buffer.finish(assist.epoch, self._link.other_doorbell)
+        begin, moved_in, computed, sampled, moved_out = assist.marks
+        on_device_s = moved_out.seconds_since(begin)
+        self._link.send(
+            AssistDone(
+                kind_of_assist=assist.kind,
+                layer=assist.layer,
+                rows=assist.rows,
+                wait_s=assist.taken_s - assist.published_s,
+                launch_s=max(seen_s - assist.taken_s - on_device_s, 0.0),
+                h2d_s=moved_in.seconds_since(begin),
+                compute_s=computed.seconds_since(moved_in),
+                sampling_s=sampled.seconds_since(computed),
+                d2h_s=moved_out.seconds_since(sampled),
+                finalize_s=time.monotonic() - seen_s,
+            )
+        )

@@ -1,0 +1,181 @@
+"""Makes the accelerator worker of a CUDA device. Says what it is doing, and how long it took."""
+
+# mypy: allow-untyped-calls
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dualpace.graphs.gpu import attention
+from dualpace.graphs.gpu.host_memory import HostMemory
+from dualpace.graphs.load import load_weights
+from dualpace.graphs.source import resolve_source
+from dualpace.graphs.weights import DTYPES, Weights
+from dualpace.runtime.messages import (
+    DECODE,
+    PREFILL_CPU,
+    PREFILL_GPU,
+    SWAP_IN,
+    SWAP_OUT,
+    GpuBatch,
+)
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.wiring import kv_layout
+from dualpace.runtime.worker.accelerator import AcceleratorWorker
+from dualpace.runtime.worker.cuda import model as device_model
+from dualpace.runtime.worker.cuda.assists import AssistGraphs, DeviceAssists
+from dualpace.runtime.worker.cuda.compiles import Compiles
+from dualpace.runtime.worker.cuda.rounds import DeviceRounds
+from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, WriteOut
+from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
+from dualpace.runtime.worker.link import Link
+
+if TYPE_CHECKING:
+    from dualpace.runtime.worker.build import Progress
+
+GIB = 1 << 30
+
+
+def build_device(
+    plan: Plan, link: Link, progress: "Progress", assists_reachable: bool
+) -> AcceleratorWorker:
+    """The worker of `--role gpu` on the first device. ConfigError for what the driver refuses."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    compiles = Compiles()
+    dtype = DTYPES[plan.model.dtype]
+    weights = _weights(plan, device, progress)
+    choice = attention.choose(dtype)
+    buckets = device_model.buckets_up_to(plan.gpu.max_batch_size)
+    boundaries = assists_reachable and plan.assist.mode == "boundary"
+    spec = resolve_source(plan.model.source).spec
+    context, limit = plan.model.max_context, plan.gpu.max_batched_tokens
+    with progress.phase("products", "choosing products"):
+        forward = device_model.make_forward(spec, weights, context, limit, None)
+        device_model.choose_products(
+            forward, buckets, _folder(plan), (*plan.gpu.cores, *plan.cpu.cores), progress.say
+        )
+    with progress.phase("pools", "making the GPU's KV pool"):
+        pool = AcceleratorPool(kv_layout(plan), plan.kv.gpu_blocks, dtype, device).blocks
+        progress.bytes["gpu_kv"] = pool.nbytes
+    host = _host_pool(plan, link, progress)
+    with progress.phase("graphs", f"capturing decode steps; attention: {choice.reason}"):
+        model = device_model.make_model(
+            forward,
+            pool,
+            limit,
+            buckets,
+            choice,
+            boundaries,
+            progress.steps("capturing decode steps"),
+        )
+    write_out = WriteOut(host.tensor) if plan.kv.host_blocks > 1 else None
+    transfers = DeviceTransfers(pool, host.tensor)
+    rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries)
+    with progress.phase("warm_up", "warming up"):
+        _warm_up(rounds, transfers, buckets, write_out is not None)
+    assists = None
+    if assists_reachable:
+        with progress.phase("assists", "capturing assists"):
+            largest = plan.cpu.max_batch_size
+            own = device_model.make_forward(spec, weights, 1, largest, forward.choices)
+            graphs = AssistGraphs(own, largest, progress.steps("capturing assists"))
+            assists = DeviceAssists(link, graphs, dtype, plan.assist.mode == "stream")
+    torch.cuda.synchronize()
+    progress.bytes["gpu_allocated"] = torch.cuda.memory_allocated()
+    return AcceleratorWorker(link, rounds, transfers, assists)
+
+
+def _folder(plan: Plan) -> Path | None:
+    return Path(plan.compile.cache_dir) / "gpu" if plan.compile.cache_dir else None
+
+
+def _weights(plan: Plan, device: torch.device, progress: "Progress") -> Weights:
+    source = resolve_source(plan.model.source)
+    with progress.phase("weights", f"loading {plan.model.name}"):
+        weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed)
+        progress.bytes["weights"] = weights.num_bytes()
+    with progress.phase("weights_to_gpu", "copying weights to the GPU"):
+        return device_model.on_device(weights, device)
+
+
+class _HostTier:
+    """The shared host pool, registered with the driver for the life of this process."""
+
+    def __init__(self, pool: HostPool, memory: HostMemory) -> None:
+        self.tensor = pool.blocks
+        self._memory = memory
+
+
+def _host_pool(plan: Plan, link: Link, progress: "Progress") -> _HostTier:
+    pool = HostPool(link.host_pool, kv_layout(plan), plan.kv.host_blocks, DTYPES[plan.model.dtype])
+    with progress.phase("host_memory", "registering host memory"):
+        report = progress.steps("registering MiB of host memory")
+        memory = HostMemory(
+            pool.blocks,
+            pool.blocks[0].nbytes,
+            progress=lambda done, total: report(done >> 20, total >> 20),
+        )
+    return _HostTier(pool, memory)
+
+
+def _warm_up(
+    rounds: DeviceRounds, transfers: DeviceTransfers, buckets: Sequence[int], host_tier: bool
+) -> None:
+    """Runs prompts of the kinds and sizes that kernels are specialised for, in scratch blocks."""
+    with torch.inference_mode():
+        for batch in _warm_up_batches(buckets, host_tier):
+            for _ in rounds.tasks(batch):
+                pass
+            torch.cuda.synchronize()
+            rounds.take_finished()
+            transfers.take_ended()
+
+
+def _warm_up_batches(buckets: Sequence[int], host_tier: bool) -> Iterator[GpuBatch]:
+    hosts = (PREFILL_CPU,) if host_tier else ()
+    if host_tier:
+        for count in (1, 3, 16):
+            for kind in (SWAP_OUT, SWAP_IN):
+                yield _batch([], 0.0, kind, count)
+    for count in buckets:  # each may have products of its own
+        yield _batch([(PREFILL_GPU, 0, count)], 0.0)
+    for count in (1, 16, 33, 50, 64, 96, 97):
+        for kind in (PREFILL_GPU, *hosts):
+            for temperature in (0.0, 0.7):
+                yield _batch([(kind, 0, count)], temperature)
+        yield _batch([(DECODE, 5, 1), (PREFILL_GPU, 32, count)], 0.0)
+        yield _batch([(DECODE, 5, 1), (PREFILL_GPU, 0, count)], 0.7)
+
+
+def _batch(
+    rows: list[tuple[int, int, int]], temperature: float, move: int = SWAP_OUT, num_moved: int = 0
+) -> GpuBatch:
+    """Rows of (kind, start, tokens), and a swap of the scratch block, so many times over."""
+    kinds, starts, counts = np.array(rows, np.int64).reshape(-1, 3).T
+    num_blocks = -(-(starts + counts) // 16)
+    num_rows = len(rows)
+    return GpuBatch(
+        step=0,
+        request_ids=np.arange(num_rows, dtype=np.int64),
+        kinds=kinds.astype(np.uint8),
+        starts=starts.astype(np.int32),
+        num_tokens=counts.astype(np.int32),
+        sample=np.ones(num_rows, np.uint8),
+        transfer_ids=np.full(num_rows, -1, np.int64),
+        token_ids=np.ones(int(counts.sum()), np.int32),
+        block_offsets=np.concatenate(([0], np.cumsum(num_blocks))).astype(np.int32),
+        blocks=np.zeros(int(num_blocks.sum()), np.int32),
+        temperature=np.full(num_rows, temperature, np.float32),
+        top_k=np.full(num_rows, 4, np.int32),
+        top_p=np.full(num_rows, 0.9, np.float32),
+        uniform=np.full(num_rows, 0.5, np.float32),
+        migration_ids=np.zeros(min(num_moved, 1), np.int64),
+        migration_kinds=np.full(min(num_moved, 1), move, np.uint8),
+        migration_offsets=np.array([0, num_moved][: 1 + min(num_moved, 1)], np.int32),
+        source_blocks=np.zeros(num_moved, np.int32),
+        target_blocks=np.zeros(num_moved, np.int32),
+    )

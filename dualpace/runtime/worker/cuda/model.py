@@ -1,0 +1,139 @@
+"""The model on the device: weights, pool, buffers, and captured decode steps by bucket."""
+
+# mypy: allow-untyped-calls
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dualpace.graphs.gpu import attention, tune
+from dualpace.graphs.gpu.attention import Heads
+from dualpace.graphs.gpu.capture import Capturer, DecodeGraphs
+from dualpace.graphs.gpu.forward import Forward, Rows
+from dualpace.graphs.gpu.linear import PRODUCTS, Choices
+from dualpace.graphs.gpu.skinny import MAX_ROWS
+from dualpace.graphs.rope import rope_table
+from dualpace.graphs.spec import ModelSpec
+from dualpace.graphs.weights import LayerWeights, Weights
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
+TUNED = (1, 8, 32, 64)  # rows that products are measured at; others take the next one's choice
+_WORTH_TUNING = 1024  # hidden size; below, a step is launches and any product does
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """One model on the current CUDA device."""
+
+    spec: ModelSpec
+    forward: Forward
+    caches: Sequence[Tensor]  # each layer's [B, 2, K, 16, D]
+    rows: Rows  # of the largest round
+    sampled: Tensor  # int32: tokens of the last round, in its order
+    maker: attention.Maker
+    decodes: dict[int, DecodeGraphs]
+    attends: dict[int, attention.Decode]  # the decode attention of each bucket
+    buckets: tuple[int, ...]
+
+    def bucket(self, num_rows: int) -> int:
+        return self.buckets[bisect_left(self.buckets, num_rows)]
+
+
+def buckets_up_to(largest: int) -> tuple[int, ...]:
+    """Row counts that a decode step is captured for."""
+    return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
+
+
+def on_device(weights: Weights, device: torch.device) -> Weights:
+    """The same weights there; a tied head stays tied."""
+
+    def move(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(device)
+
+    layers = tuple(
+        LayerWeights(**{f.name: move(getattr(layer, f.name)) for f in fields(layer)})  # type: ignore[arg-type]
+        for layer in weights.layers
+    )
+    embed = weights.embed.to(device)
+    head = embed if weights.head is weights.embed else weights.head.to(device)
+    return Weights(embed, layers, weights.final_norm.to(device), head)
+
+
+def make_forward(
+    spec: ModelSpec, weights: Weights, max_context: int, max_rows: int, choices: Choices | None
+) -> Forward:
+    cos, sin = (t.to(weights.embed.device) for t in rope_table(spec, max_context))
+    return Forward(spec, weights, cos, sin, max_rows, choices)
+
+
+def choose_products(
+    forward: Forward,
+    buckets: Sequence[int],
+    folder: Path | None,
+    cores: Sequence[int],
+    progress: Callable[[str], None],
+) -> None:
+    """Which product serves which bucket: read from `folder`, else measured with all `cores`."""
+    if forward.spec.hidden < _WORTH_TUNING:
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {*own, *cores})  # compiling is parallel
+    try:
+        tune.tune(forward, TUNED, folder, len(cores) or 1, progress)
+    finally:
+        os.sched_setaffinity(0, own)
+    table = forward.choices.table
+    for bucket in buckets:
+        near = next((size for size in TUNED if size >= bucket), None)
+        if bucket <= MAX_ROWS and near is not None:
+            for product in PRODUCTS:
+                table.setdefault((product, bucket), table.get((product, near)))
+
+
+def make_model(
+    forward: Forward,
+    pool: Tensor,
+    max_rows: int,
+    buckets: Sequence[int],
+    choice: attention.Choice,
+    segmented: bool,
+    progress: Callable[[int, int], None],
+) -> DeviceModel:
+    """Captures the decode step of every bucket: whole, or `segmented` a layer at a time.
+
+    pool [L, B, 2, K, 16, D] on the device.
+    """
+    spec, device = forward.spec, forward.device
+    caches = list(pool.unbind(0))
+    heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
+    maker = attention.make(choice, heads, forward.dtype, device)
+    rows = Rows.empty(spec, max(max_rows, buckets[-1]), forward.dtype, device)
+    sampled = torch.zeros(buckets[-1], dtype=torch.int32, device=device)
+    capturer = Capturer(device)
+    decodes, attends = {}, {}
+    for done, bucket in enumerate(reversed(buckets), start=1):  # large first: memory is shared
+        attends[bucket] = decode = maker.decode(bucket, pool.shape[1] + bucket)
+        decodes[bucket] = DecodeGraphs(
+            forward,
+            caches,
+            decode,
+            rows.first(bucket),
+            sampled,
+            capturer,
+            whole=not segmented,
+            span=int(segmented),
+        )
+        progress(done, len(buckets))
+    return DeviceModel(
+        spec, forward, caches, rows, sampled, maker, decodes, attends, tuple(buckets)
+    )
+
+
+def second_kv(rows: Rows) -> Rows:
+    """The same buffers but for K and V: layers take turns where copies may still read them."""
+    return replace(rows, k=torch.zeros_like(rows.k), v=torch.zeros_like(rows.v))

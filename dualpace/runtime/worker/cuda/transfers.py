@@ -1,0 +1,124 @@
+"""KV on its way between the pools on a device: swaps by DMA on streams of their own, and a
+prompt's layers written straight to host memory (paper 4.1).
+
+Every copy ends with an event that the worker polls. The main stream waits for what it may overtake:
+swaps before a round touches HBM, the copies of two layers ago before their K and V are overwritten.
+"""
+
+# mypy: allow-untyped-calls
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualpace.graphs.gpu import kv
+from dualpace.runtime.messages import SWAP_OUT, GpuBatch
+from dualpace.runtime.worker.copies import all_done
+from dualpace.runtime.worker.cuda.batches import aligned
+from dualpace.runtime.worker.cuda.events import DeviceEvent
+from dualpace.runtime.worker.rows import PromptRow
+
+
+class DeviceTransfers:
+    """Starts copies and knows which transfers have ended. `pool` [L, B, 2, K, 16, D] on the device,
+    `host` [B, L, 2, K, 16, D] registered.
+    """
+
+    def __init__(self, pool: Tensor, host: Tensor) -> None:
+        self._out, self._in = kv.BlockMover(pool, host), kv.BlockMover(pool, host)
+        self._out_stream, self._in_stream = (torch.cuda.Stream(pool.device) for _ in range(2))
+        self._events: dict[int, list[DeviceEvent]] = {}  # by transfer
+
+    @property
+    def must_poll(self) -> bool:
+        """No doorbell rings when a device's copy ends."""
+        return bool(self._events)
+
+    def start_migrations(self, batch: GpuBatch) -> None:
+        """Starts the batch's swaps after all that the main stream has been given, and lets what it
+        is given next wait for them.
+        """
+        if not len(batch.migration_ids):
+            return
+        main = torch.cuda.current_stream()
+        before = DeviceEvent(main)
+        before.holds(self._out_stream)
+        before.holds(self._in_stream)
+        for i, transfer_id in enumerate(batch.migration_ids.tolist()):
+            part = slice(batch.migration_offsets[i], batch.migration_offsets[i + 1])
+            source, target = batch.source_blocks[part].tolist(), batch.target_blocks[part].tolist()
+            out = batch.migration_kinds[i] == SWAP_OUT
+            stream = self._out_stream if out else self._in_stream
+            with torch.cuda.stream(stream):
+                if out:
+                    self._out.swap_out(source, target)
+                else:
+                    self._in.swap_in(source, target)
+            event = DeviceEvent(stream)
+            event.holds(main)
+            self.track(transfer_id, [event])
+
+    def track(self, transfer_id: int, events: list[DeviceEvent]) -> None:
+        """The transfer ends with the last of `events`."""
+        self._events[transfer_id] = events
+
+    def take_ended(self) -> list[int]:
+        """Ids of transfers that have ended since the last call."""
+        ended = [number for number, events in self._events.items() if all_done(events)]
+        for number in ended:
+            del self._events[number]
+        return ended
+
+
+class WriteOut:
+    """Prompts' K and V to their host blocks, a layer at a time, beside the layers that follow.
+
+    The rounds keep K and V in two buffers that layers take in turns, so nothing is staged twice.
+    """
+
+    def __init__(self, host: Tensor) -> None:
+        self._host = host
+        self._stream = torch.cuda.Stream(host_device())
+        self._readers: list[DeviceEvent | None] = [None, None]
+
+    def before_layer(self, layer: int) -> None:
+        """The main stream may overwrite this layer's buffer of K and V after this."""
+        reader = self._readers[layer % 2]
+        if reader is not None:
+            reader.holds(torch.cuda.current_stream())
+
+    def before_round(self) -> None:
+        """The main stream may overwrite both buffers, and the block ids, after this."""
+        for layer in (0, 1):
+            self.before_layer(layer)
+
+    def layer(
+        self, layer: int, k: Tensor, v: Tensor, blocks: Tensor, prompts: Sequence[PromptRow]
+    ) -> DeviceEvent:
+        """Writes [T, K, D] of all rows; a prompt's are those from `first` on. `blocks`:
+        `batches.host_blocks` on the device. Returns the last one's event.
+        """
+        DeviceEvent().holds(self._stream)
+        start = 0
+        with torch.cuda.stream(self._stream):
+            for prompt in prompts:
+                rows = slice(prompt.first, prompt.first + prompt.num_tokens)
+                end = start + len(prompt.blocks)
+                kv.write_out(k[rows], v[rows], self._host, layer, blocks[start:end])
+                start += aligned(len(prompt.blocks))
+        event = DeviceEvent(self._stream)
+        self._readers[layer % 2] = event
+        return event
+
+
+def host_device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def checksums(blocks: Tensor) -> list[int]:
+    """A number a block that changes with any of its bits (for tests): [B, ...] of either pool."""
+    words = blocks.contiguous().view(torch.uint8).cpu().numpy().reshape(len(blocks), -1)
+    places = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return [int((row.astype(np.uint64) * places).sum(dtype=np.uint64)) for row in words]

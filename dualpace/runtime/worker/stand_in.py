@@ -1,0 +1,133 @@
+"""Main rounds on the stand-in: torch on the CPU plays the accelerator, stage by stage.
+
+What a GPU queues is computed at once here; only the copies run beside it, and the blockers that a
+task yields are what a GPU's streams would wait for.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualpace.graphs.executor import Stages
+from dualpace.runtime.messages import GpuBatch, StepDone
+from dualpace.runtime.worker.accelerator import Tasks
+from dualpace.runtime.worker.activations import sampling_rows
+from dualpace.runtime.worker.attention import AcceleratorAttention
+from dualpace.runtime.worker.copies import CopyEvent, Event
+from dualpace.runtime.worker.rows import GpuWork, gpu_work
+from dualpace.runtime.worker.transfers import Staging, Transfers
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Where the last batch's tokens lie on the device, for rows that were scheduled before they
+    were known.
+    """
+
+    tokens: Tensor | None = None
+    index: dict[int, int] = field(default_factory=dict)  # request id -> entry of `tokens`
+
+
+class StandInRounds:
+    """Rounds of one batch after another; a step's result is there when its last task has run."""
+
+    must_poll = False  # a copy that blocks the current batch rings the doorbell when it ends
+
+    def __init__(
+        self,
+        stages: Stages,
+        attention: AcceleratorAttention,
+        transfers: Transfers,
+        staging: Staging,
+        num_layers: int,
+        device: torch.device,
+    ) -> None:
+        self._stages = stages
+        self._attention = attention
+        self._transfers = transfers
+        self._staging = staging
+        self._num_layers = num_layers
+        self._device = device
+        self._sampled = Sampled()
+        self._finished: list[tuple[StepDone, list[tuple[int, list[CopyEvent]]]]] = []
+
+    def ready(self) -> None:
+        self._stages.ready()
+
+    def take_finished(self) -> list[StepDone]:
+        """A transfer is never reported before the first token is."""
+        finished, self._finished = self._finished, []
+        for _, ends in finished:
+            for transfer_id, events in ends:
+                self._transfers.track(transfer_id, events)
+        return [done for done, _ in finished]
+
+    def tasks(self, batch: GpuBatch) -> Tasks:
+        """Each step runs one stage task: pre-layer, every layer, post-layer."""
+        started = time.monotonic()
+        self._stages.begin_round()
+        self._transfers.start_migrations(batch)
+        work = gpu_work(batch)
+        tokens = np.full(work.num_rows, -1, np.int32)
+        ends: list[tuple[int, list[CopyEvent]]] = [(p.transfer_id, []) for p in work.host_prompts]
+        if work.num_rows:
+            x = self._stages.pre_layer(self._token_ids(work))
+            positions = self._to_device(work.positions)
+            self._attention.begin(work)
+            # From here on KV is read and written: not before the swaps have ended.
+            yield [*self._transfers.migrations(), *self._blockers_of(work, 0)]
+            for layer in range(self._num_layers):
+                x = self._layer(layer, x, positions, work, ends)
+                yield self._blockers_of(work, layer + 1)
+            tokens[work.sampled_rows] = self._sample(x, work)
+        duration = time.monotonic() - started
+        compiles = self._stages.compiles_after_ready
+        done = StepDone(work.step, started, duration, tokens, compiles)
+        self._finished.append((done, ends))
+
+    def _blockers_of(self, work: GpuWork, layer: int) -> list[Event]:
+        """What must fire before `layer` may run: copies that still read its staging buffer."""
+        if layer == self._num_layers or not work.host_prompts:
+            return []
+        return list(self._staging.readers(layer))
+
+    def _layer(
+        self,
+        layer: int,
+        x: Tensor,
+        positions: Tensor,
+        work: GpuWork,
+        ends: list[tuple[int, list[CopyEvent]]],
+    ) -> Tensor:
+        q, k, v = self._stages.pre_attention(layer, x, positions)
+        if work.host_prompts:
+            staged = slice(work.num_hbm_tokens, None)
+            issued = self._staging.put(layer, k[staged], v[staged], work.host_prompts)
+            for (_, events), event in zip(ends, issued, strict=True):
+                events.append(event)
+        attention = self._attention.run(layer, q, k, v)
+        return self._stages.post_attention(layer, attention, x)
+
+    def _token_ids(self, work: GpuWork) -> Tensor:
+        token_ids = self._to_device(work.token_ids)
+        if work.in_flight:
+            assert self._sampled.tokens is not None
+            places = torch.tensor([place for place, _ in work.in_flight])
+            source = torch.tensor([self._sampled.index[request] for _, request in work.in_flight])
+            token_ids[places] = self._sampled.tokens[source].long()
+        return token_ids
+
+    def _sample(self, x: Tensor, work: GpuWork) -> np.ndarray:
+        if not len(work.sampled_rows):
+            return np.empty(0, np.int32)
+        last = x[self._to_device(work.last_tokens)]
+        tokens = self._stages.post_layer(last, sampling_rows(work.sampling, self._device))
+        index = {request: i for i, request in enumerate(work.sampled_ids.tolist())}
+        self._sampled = Sampled(tokens, index)
+        return tokens.cpu().numpy()
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
