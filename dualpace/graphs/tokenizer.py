@@ -63,14 +63,18 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`, the same as an incremental detokenizer's pieces joined."""
-        detokenizer = self.detokenizer(skip_special_tokens)
+        """The whole text of `ids`."""
+        detokenizer = self.detokenizer(skip_special_tokens, continues=False)
         return detokenizer.push(ids) + detokenizer.flush()
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A detokenizer for one sequence."""
+    def detokenizer(
+        self, skip_special_tokens: bool = True, continues: bool = True
+    ) -> IncrementalDetokenizer:
+        """A detokenizer for one sequence; `continues`: it goes on after a prompt, so that its first
+        space is a space, not the mark that some vocabularies put before a text.
+        """
         token_bytes = self._text_bytes if skip_special_tokens else self.token_bytes
-        return IncrementalDetokenizer(token_bytes, self._strip_first_space)
+        return IncrementalDetokenizer(token_bytes, self._strip_first_space and not continues)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name, None for an unknown one."""

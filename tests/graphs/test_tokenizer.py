@@ -121,6 +121,10 @@ def test_sentencepiece_folder(tmp_path: Path) -> None:
     for text in ("the cat 日本 😀", " the  hat", "x"):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text == backend.decode(ids)
+    prompt, answer = tokenizer.encode("the cat"), tokenizer.encode("the hat")
+    stream = tokenizer.detokenizer()
+    streamed = "".join(stream.push([i]) for i in answer)
+    assert tokenizer.decode(prompt) + streamed == "the cat the hat"  # a space, not a mark
     assert tokenizer.eos_ids == (1, 2)  # the model's, then the tokenizer's
     assert tokenizer.bos_id == 1
 
