@@ -4,6 +4,8 @@ Heavy imports (torch, fastapi) wait inside the functions, so `--help` and `--cfg
 """
 
 import logging
+import shlex
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf
 
 from dualpace.config import (
+    BenchConfig,
+    ProfileHwConfig,
     ServeConfig,
     SimulateConfig,
     SystemConfig,
@@ -86,6 +90,32 @@ def _simulate(config: SimulateConfig) -> None:
     from dualpace.runtime.simulate.run import simulate as run
 
     print_report(run(config))
+
+
+@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="bench")
+def bench(node: DictConfig) -> None:
+    """Puts a workload to a server and measures what its clients see."""
+    at_the_edge(node, _bench)
+
+
+def _bench(config: BenchConfig) -> None:
+    from dualpace.runtime.bench.report import print_report
+    from dualpace.runtime.bench.run import bench as run
+
+    for result in run(config, shlex.join(["python", *sys.argv])):
+        print_report(result)
+
+
+@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="profile_hw")
+def profile_hw(node: DictConfig) -> None:
+    """Measures this machine and fits the settings that depend on it."""
+    at_the_edge(node, _profile_hw)
+
+
+def _profile_hw(config: ProfileHwConfig) -> None:
+    from dualpace.runtime.profile.sweep import run
+
+    run(config)
 
 
 @hydra.main(version_base="1.3", config_path=conf_dir(), config_name="plot")

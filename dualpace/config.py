@@ -42,6 +42,7 @@ from dualpace.runtime.config import (
     RuntimeConfig,
     ServerConfig,
 )
+from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.simulate.config import ProfileConfig
 
 
@@ -88,12 +89,20 @@ class BenchConfig(ServeConfig):
     result: str | None = None  # file for the result as JSON; None: in bench.out, if that is set
 
 
+@dataclass(slots=True, kw_only=True)
+class ProfileHwConfig(SystemConfig):
+    """Root of profile_hw.yaml."""
+
+    profile: SweepConfig = field(default_factory=SweepConfig)
+
+
 # Root schemas by the name that the primary YAML files list first, and schemas of group variants.
 ROOTS: dict[str, type] = {
     "serve_schema": ServeConfig,
     "simulate_schema": SimulateConfig,
     "bench_schema": BenchConfig,
     "plot_schema": PlotConfig,
+    "profile_hw_schema": ProfileHwConfig,
 }
 VARIANTS: dict[tuple[str, str], type] = {
     ("policy", "dualpace_schema"): DualPacePolicyConfig,
@@ -200,7 +209,7 @@ def _positive(config: SystemConfig) -> None:
 def _check_limits(config: SystemConfig) -> None:
     gpu = config.gpu
     hard = gpu.max_batched_tokens
-    if hard is not None and hard < gpu.token_limit:
+    if hard is not None and gpu.token_limit is not None and hard < gpu.token_limit:
         raise ConfigError(
             f"gpu.max_batched_tokens={hard} is below gpu.token_limit={gpu.token_limit}: "
             f"raise the first or lower the second."

@@ -10,6 +10,7 @@ from omegaconf import MISSING
 
 DEVICES = ("auto", "cpu", "cuda")
 ASSIST_MODES = ("boundary", "stream")
+TOKEN_LIMIT = 1024  # gpu.token_limit where neither a setting nor a profile says
 OUTPUT_ESTIMATES = ("declared", "quantile")
 
 
@@ -24,6 +25,7 @@ class HwConfig:
     cpu: str | None = None  # product name
     cores: int | None = None  # physical cores given to serving
     host_gib: float | None = None  # memory that serving may use
+    profile: str | None = None  # a file of conf/measured, or a path; None: safe defaults
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +34,8 @@ class GpuConfig:
 
     device: str = "auto"  # auto | cuda | cpu (torch on the CPU stands in)
     threads: int | None = None  # of the stand-in; None: the cores that the core map gives it
-    token_limit: int = 1024  # soft: bounds optional prefill and swap-in (paper 4.3)
+    # Soft: bounds optional prefill and swap-in (paper 4.3). None: the profile's, else 1024
+    token_limit: int | None = None
     max_batched_tokens: int | None = None  # hard; None: the larger of token_limit and 8192
     max_batch_size: int = 256  # rows in one round
     tp: int = 1  # ranks, one GPU each
@@ -54,7 +57,8 @@ class KvConfig:
 
 @dataclass(slots=True, kw_only=True)
 class AssistConfig:
-    """Routing thresholds (Equation 5): (0, 0), or F < P. Both None: every batch runs Full-CPU."""
+    """Routing thresholds (Equation 5): (0, 0), or F < P. Both None: the profile's, else every batch
+    runs Full-CPU."""
 
     post_attention_limit: int | None = None  # P: largest CPU batch with local post-attention
     post_layer_limit: int | None = None  # F: largest CPU batch with a local post-layer

@@ -120,6 +120,15 @@ class RuntimePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    """Which settings a measured profile decided; `note` says it to people."""
+
+    name: str | None = None
+    settings: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     hw: str
     model: ModelPlan
@@ -131,6 +140,7 @@ class Plan:
     policy: PolicyPlan
     server: ServerPlan
     runtime: RuntimePlan
+    profile: ProfilePlan = ProfilePlan()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

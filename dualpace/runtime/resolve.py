@@ -40,6 +40,8 @@ from dualpace.runtime.plan import (
     ServerPlan,
 )
 from dualpace.runtime.pools import ITEMSIZE, pool_blocks
+from dualpace.runtime.profile.machine import fingerprint
+from dualpace.runtime.profile.measured import settled
 
 
 def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
@@ -51,10 +53,24 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     dtype = _dtype(config.model.dtype, device, hardware)
     source = resolve_source(config.model.source)
     spec = source.spec
-    hard_limit = config.gpu.max_batched_tokens or max(config.gpu.token_limit, 8192)
-    gpu_blocks, host_blocks = pool_blocks(config, hardware, device, spec, dtype)
     node_of = dict(zip(hardware.cores, hardware.numa_nodes, strict=True))
     cores = core_map(hardware.cores, device, node_of, config.cpu.tp)
+    here = fingerprint(
+        device=device,
+        dtype=dtype,
+        threads=(
+            _threads("gpu.threads", config.gpu.threads, cores.gpu_worker),
+            _threads("cpu.threads", config.cpu.threads, cores.cpu_worker),
+        ),
+        tp=(config.gpu.tp, config.cpu.tp),
+        spec=spec,
+        hardware=hardware,
+    )
+    config, profile = settled(config, here)
+    token_limit, cpu_rows = config.gpu.token_limit, config.cpu.max_batch_size
+    assert token_limit is not None and cpu_rows is not None
+    hard_limit = config.gpu.max_batched_tokens or max(token_limit, 8192)
+    gpu_blocks, host_blocks = pool_blocks(config, hardware, device, spec, dtype)
     return Plan(
         hw=config.hw.name,
         model=ModelPlan(
@@ -71,9 +87,9 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             vocab=spec.vocab,
             eos_token_ids=spec.eos_token_ids,
         ),
-        compile=_compile(config, device, dtype, hard_limit, len(hardware.cores)),
-        gpu=_gpu(config.gpu, device, hard_limit, cores),
-        cpu=_cpu(config.cpu, cores),
+        compile=_compile(config, device, dtype, hard_limit, cpu_rows, len(hardware.cores)),
+        gpu=_gpu(config.gpu, device, token_limit, hard_limit, cores),
+        cpu=_cpu(config.cpu, cpu_rows, cores),
         kv=KvPlan(
             gpu_blocks=gpu_blocks + 1,
             host_blocks=host_blocks + 1,
@@ -81,10 +97,11 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             bytes_per_block=spec.kv_bytes_per_block(ITEMSIZE[dtype]),
             output_estimate=config.kv.output_estimate,
         ),
-        assist=_assist(config.assist, config.cpu.max_batch_size),
+        assist=_assist(config.assist, cpu_rows),
         policy=_policy(config.policy),
         server=_server(config.server if isinstance(config, ServeConfig) else ServerConfig(), cores),
         runtime=_runtime(config.runtime, cores),
+        profile=profile,
     )
 
 
@@ -163,12 +180,11 @@ def _max_context(
 
 
 def _compile(
-    config: SystemConfig, device: str, dtype: str, hard_limit: int, num_cores: int
+    config: SystemConfig, device: str, dtype: str, hard_limit: int, cpu_rows: int, num_cores: int
 ) -> CompilePlan:
     """Buckets of the accelerator hold the CPU's batches too: it may have to assist with them."""
     given = config.compile
-    gpu_rows = max(config.gpu.max_batch_size, config.cpu.max_batch_size)
-    cpu_rows = config.cpu.max_batch_size
+    gpu_rows = max(config.gpu.max_batch_size, cpu_rows)
     return CompilePlan(
         candidates_gpu=_candidates("backend_gpu", given, device, dtype),
         candidates_cpu=_candidates("backend_cpu", given, "cpu", dtype),
@@ -192,8 +208,10 @@ def _candidates(key: str, config: CompileConfig, device: str, dtype: str) -> tup
         return (name,)
     if device != "cpu":
         return ("eager",)
-    # Plain inductor is left out: it was never the fastest where weights can be packed.
-    tiles = dtype == "bf16" and isa.detected().has(isa.Level.AMX)
+    if dtype == "float32":  # packing does not pay for single rows and for hundreds
+        return ("eager", "packed", "inductor", "inductor-packed")
+    # In bf16 plain matrices were never the fastest.
+    tiles = isa.detected().has(isa.Level.AMX)
     return ("eager", "packed", "inductor-packed", *(["inductor-amx"] if tiles else []))
 
 
@@ -202,24 +220,26 @@ def _buckets(max_tokens: int, max_rows: int, num_cores: int, given: list[int] | 
     return BucketPlan(layers=sizes["post_attention"], final=sizes["logits"])
 
 
-def _gpu(config: GpuConfig, device: str, hard_limit: int, cores: CoreMap) -> GpuPlan:
+def _gpu(
+    config: GpuConfig, device: str, token_limit: int, hard_limit: int, cores: CoreMap
+) -> GpuPlan:
     return GpuPlan(
         device=device,
         threads=_threads("gpu.threads", config.threads, cores.gpu_worker),
         cores=cores.gpu_worker,
-        token_limit=config.token_limit,
+        token_limit=token_limit,
         max_batched_tokens=hard_limit,
         max_batch_size=config.max_batch_size,
         tp=config.tp,
     )
 
 
-def _cpu(config: CpuConfig, cores: CoreMap) -> CpuPlan:
+def _cpu(config: CpuConfig, max_rows: int, cores: CoreMap) -> CpuPlan:
     return CpuPlan(
         threads=_threads("cpu.threads", config.threads, cores.cpu_worker),
         cores=cores.cpu_worker,
-        max_batch_size=config.max_batch_size,
-        max_waiting=config.max_waiting or config.max_batch_size,
+        max_batch_size=max_rows,
+        max_waiting=config.max_waiting or max_rows,
         tp=config.tp,
     )
 

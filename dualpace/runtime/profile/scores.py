@@ -1,5 +1,6 @@
-"""Route scores from measured primitives: Equations 6-8 and 11-15. One batch size a row; all times in
-ms. Shared by the profiler and the simulator; knows nothing about where the numbers come from.
+"""Route scores from measured primitives: Equations 6-8 and 11-15, a row a batch size, all in ms.
+
+Shared by the profiler and the simulator; knows nothing about where the numbers come from.
 """
 
 from collections import defaultdict

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dualpace.config import SimulateConfig
+from dualpace.cpu.config import MAX_BATCH_SIZE
 from dualpace.runtime.bench.metrics import summarize
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
-from dualpace.runtime.config import NeoPolicyConfig
+from dualpace.runtime.config import TOKEN_LIMIT, NeoPolicyConfig
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.estimate import make_estimator
@@ -61,14 +62,15 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
 def make_state(config: SimulateConfig, cost: CostModel) -> State:
     """The scheduler as the live engine would build it, with the profile's pools by default."""
     gpu, limits = config.gpu, config.simulated.limits
+    soft_tokens = gpu.token_limit or TOKEN_LIMIT
     own = pool_blocks(config.kv.gpu_blocks, config.kv.gpu_gib, cost, limits.gpu_blocks)
     host = pool_blocks(config.kv.host_blocks, config.kv.host_gib, cost, limits.host_blocks)
     return State(
         Limits(
             gpu_rows=gpu.max_batch_size,
-            cpu_rows=config.cpu.max_batch_size,
-            soft_tokens=gpu.token_limit,
-            hard_tokens=gpu.max_batched_tokens or max(gpu.token_limit, 8192),
+            cpu_rows=config.cpu.max_batch_size or MAX_BATCH_SIZE,
+            soft_tokens=soft_tokens,
+            hard_tokens=gpu.max_batched_tokens or max(soft_tokens, 8192),
             cpu_waiting=config.cpu.max_waiting,
         ),
         own + 1,  # scratch
@@ -103,7 +105,9 @@ def make_simulation(
     stack: ExitStack,
 ) -> Simulation:
     p, f = limits
-    reaches_assist = config.policy.runs_cpu_engine and config.cpu.max_batch_size > f
+    reaches_assist = (
+        config.policy.runs_cpu_engine and (config.cpu.max_batch_size or MAX_BATCH_SIZE) > f
+    )
     poll_s = config.simulated.gpu.poll_us / 1e6 if reaches_assist else 0.0
     return Simulation(
         state,

@@ -1,0 +1,244 @@
+"""What each kind of point measures, through the parts that serve. Results are plain JSON values:
+times in ms, throughput in tokens/s of one layer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from dualpace.graphs.weights import DTYPES
+from dualpace.runtime.assist import AssistKind
+from dualpace.runtime.messages import (
+    SWAP_IN,
+    SWAP_OUT,
+    AssistDone,
+    CpuBatch,
+    GpuBatch,
+    TransfersDone,
+)
+from dualpace.runtime.profile.config import SweepConfig
+from dualpace.runtime.profile.host import HostWorker, Wait
+from dualpace.runtime.profile.peer import GpuPeer
+from dualpace.runtime.profile.points import Point, prefill_lengths
+from dualpace.runtime.profile.scores import AssistCall
+from dualpace.runtime.profile.station import Station
+from dualpace.runtime.profile.timing import Effort, Sample, sample, wall_clock
+from dualpace.runtime.routing import Route
+from dualpace.runtime.worker.rows import SamplingArrays, cpu_work
+
+Values = dict[str, Any]
+
+
+def effort_of(sweep: SweepConfig) -> Effort:
+    return Effort(sweep.warmups, sweep.invocations, sweep.repeats, sweep.max_seconds)
+
+
+@torch.inference_mode()
+def measure(point: Point, station: Station, sweep: SweepConfig) -> Values:
+    """The values of one point."""
+    return _MEASURES[point.kind](point.batch, station, sweep)
+
+
+def device_ms(done: AssistDone) -> float:
+    """G: the device's interval, data movement and kernels (Appendix B)."""
+    return 1e3 * (done.h2d_s + done.compute_s + done.sampling_s + done.d2h_s)
+
+
+# ---- route
+
+
+def _route(rows: int, station: Station, sweep: SweepConfig) -> Values:
+    samples = {
+        name: sample(run, effort_of(sweep)) for name, run in _primitives(rows, station, sweep)
+    }
+    return {
+        "samples": {name: taken.to_json() for name, taken in samples.items()},
+        "assists": _assists(rows, station, sweep),
+        "calls": _calibration(rows, station, sweep),
+    }
+
+
+def _primitives(
+    rows: int, station: Station, sweep: SweepConfig
+) -> Iterator[tuple[str, Callable[[int], Sequence[float]]]]:
+    """Equation 11's CPU primitives by name; layers take turns, so that weights come from memory."""
+    cpu, layers = station.cpu, station.cpu.num_layers
+    x, attention, sampling = _activations(rows, station)
+    positions = torch.full((rows,), sweep.calibration_context - 1)
+    shared = cpu.client.shared
+
+    def write(i: int) -> None:  # attention writes its output there itself
+        shared.residual[:rows] = x
+
+    def write_final(i: int) -> None:
+        shared.residual[:rows] = x
+        shared.write_sampling(sampling)
+
+    yield "post_attention", wall_clock(lambda i: cpu.full.finish_layer(i % layers, attention, x))
+    yield "post_layer", wall_clock(lambda i: cpu.full.tokens(x, sampling))
+    yield "write", wall_clock(write)
+    yield "read", wall_clock(lambda i: shared.result[:rows].clone())
+    yield "write_final", wall_clock(write_final)
+    yield "pre_attention", wall_clock(lambda i: cpu.stages.pre_attention(i % layers, x, positions))
+
+
+def _activations(rows: int, station: Station) -> tuple[torch.Tensor, torch.Tensor, SamplingArrays]:
+    batch = station.batches.host_decode(rows, 1, Route.FULL_CPU)
+    x = station.cpu.stages.pre_layer(torch.from_numpy(batch.token_ids.astype(np.int64)))
+    attention = station.cpu.full.attention_out(x)
+    attention.copy_(x.repeat(1, -(-attention.shape[1] // x.shape[1]))[:, : attention.shape[1]])
+    return x, attention, cpu_work(batch).sampling
+
+
+def _assists(rows: int, station: Station, sweep: SweepConfig) -> Values:
+    """g_x and its parts with an idle GPU, as the GPU worker reports them."""
+    cpu, gpu = station.cpu, station.gpu
+    x, attention, sampling = _activations(rows, station)
+    cpu.client.shared.attention[:rows] = attention
+    asks: dict[AssistKind, Callable[[int], object]] = {
+        AssistKind.POST_ATTENTION: lambda i: cpu.fused.finish_layer(
+            i % (cpu.num_layers - 1), attention, x
+        ),
+        AssistKind.POST_ATTENTION_FINAL: lambda i: cpu.fused.tokens(x, sampling),
+        AssistKind.POST_LAYER: lambda i: cpu.split.tokens(x, sampling),
+    }
+    found = {}
+    for kind, ask in asks.items():
+        records: list[AssistDone] = []
+        taken = sample(partial(_one_assist, gpu, ask, records), effort_of(sweep))
+        timed = records[-taken.invocations * sweep.repeats :]
+        parts = {
+            part: 1e3 * float(np.mean([getattr(r, f"{part}_s") for r in timed]))
+            for part in ("wait", "launch", "h2d", "compute", "sampling", "d2h", "finalize")
+        }
+        found[kind.name] = {**taken.to_json(), "parts": parts}
+    cpu.take_waits()
+    return found
+
+
+def _one_assist(
+    gpu: GpuPeer, ask: Callable[[int], object], records: list[AssistDone], i: int
+) -> Sequence[float]:
+    """Seconds on the device; the record is kept."""
+    ask(i)
+    records.append(gpu.expect(AssistDone))
+    return (device_ms(records[-1]) / 1e3,)
+
+
+def _calibration(rows: int, station: Station, sweep: SweepConfig) -> list[Values]:
+    """Assists of whole decode iterations while the GPU decodes a batch of its own."""
+    if not sweep.calibration_rows:
+        _iterate(rows, station, sweep)
+    else:
+        load = station.batches.decode(sweep.calibration_rows, sweep.calibration_context)
+        station.gpu.run(load)
+        with station.gpu.busy_with(load):
+            _iterate(rows, station, sweep)
+    waits = station.cpu.take_waits()
+    records = [station.gpu.expect(AssistDone) for _ in waits]
+    return [asdict(assist_call(wait, record)) for wait, record in zip(waits, records, strict=True)]
+
+
+def _iterate(rows: int, station: Station, sweep: SweepConfig) -> None:
+    for route in (Route.FUSED_ASSIST, Route.SPLIT_FINAL):
+        batch = station.batches.host_decode(rows, sweep.calibration_context, route)
+        for _ in range(sweep.calibration_iterations):
+            station.cpu.iterate(batch)
+
+
+def assist_call(wait: Wait, record: AssistDone) -> AssistCall:
+    """Both workers' records of one assist."""
+    kind, rows, wait_s = wait
+    assert (kind, rows) == (record.kind_of_assist, record.rows), "records come in order"
+    launch, finalize = 1e3 * record.launch_s, 1e3 * record.finalize_s
+    return AssistCall(kind, rows, 1e3 * wait_s, device_ms(record), launch, finalize)
+
+
+# ---- decode, prefill, step, copies
+
+
+def _decode(rows: int, station: Station, sweep: SweepConfig) -> Values:
+    cpu, layers = station.cpu, station.cpu.num_layers
+    found = []
+    for context in sorted(set(sweep.decode_contexts)):
+        batch = station.batches.host_decode(rows, context, Route.FULL_CPU)
+        taken = sample(partial(_iteration, cpu, batch), effort_of(sweep))
+        found.append(
+            {
+                "context": context,
+                **taken.to_json(),
+                "attention": _attention(batch, station, sweep).to_json(),
+                "throughput": rows * layers / taken.ms * 1e3,
+            }
+        )
+    return {"contexts": found}
+
+
+def _iteration(cpu: HostWorker, batch: CpuBatch, i: int) -> Sequence[float]:
+    return (cpu.iterate(batch).duration_s,)
+
+
+def _attention(batch: CpuBatch, station: Station, sweep: SweepConfig) -> Sample:
+    """One layer's attention on the CPU."""
+    cpu, model = station.cpu, station.plan.model
+    work = cpu_work(batch)
+    cpu.attention.begin(work.decodes)
+    shape = (len(work.positions), model.num_q_heads, model.head_dim)
+    q = torch.rand(shape).to(DTYPES[model.dtype])
+    out = torch.empty_like(q)
+    run = wall_clock(lambda i: cpu.attention.run(i % cpu.num_layers, q, out))
+    return sample(run, effort_of(sweep))
+
+
+def _prefill(num_prompts: int, station: Station, sweep: SweepConfig) -> Values:
+    # A device is known to have ended only when it gives a token; the stand-in has ended anyway.
+    sampled = 0 if station.plan.gpu.device == "cpu" else 1
+    found = []
+    for length in prefill_lengths(sweep, num_prompts):
+        batch = station.batches.prefill(num_prompts, length, sampled)
+        taken = sample(partial(_step, station.gpu, batch), effort_of(sweep))
+        tokens = num_prompts * length
+        throughput = tokens * station.plan.model.num_layers / taken.ms * 1e3
+        found.append(
+            {"length": length, "tokens": tokens, **taken.to_json(), "throughput": throughput}
+        )
+    return {"lengths": found}
+
+
+def _decode_steps(rows: int, station: Station, sweep: SweepConfig) -> Values:
+    found = []
+    for context in sorted(set(sweep.step_contexts)):
+        batch = station.batches.decode(rows, context)
+        taken = sample(partial(_step, station.gpu, batch), effort_of(sweep))
+        found.append({"context": context, **taken.to_json()})
+    return {"contexts": found}
+
+
+def _step(gpu: GpuPeer, batch: GpuBatch, i: int) -> Sequence[float]:
+    return (gpu.run(batch).duration_s,)
+
+
+def _copies(num_blocks: int, station: Station, sweep: SweepConfig) -> Values:
+    """Swaps of `num_blocks` blocks, until the worker reports them."""
+    found: Values = {"bytes": num_blocks * station.plan.kv.bytes_per_block}
+    for name, kind in (("swap_out", SWAP_OUT), ("swap_in", SWAP_IN)):
+        batch = station.batches.swap(num_blocks, kind)
+
+        def swap(i: int, batch: GpuBatch = batch) -> None:
+            station.gpu.run(batch)
+            station.gpu.expect(TransfersDone)
+
+        found[name] = sample(wall_clock(swap), effort_of(sweep)).to_json()
+    return found
+
+
+_MEASURES: dict[str, Callable[[int, Station, SweepConfig], Values]] = {
+    "route": _route,
+    "decode": _decode,
+    "prefill": _prefill,
+    "step": _decode_steps,
+    "copies": _copies,
+}

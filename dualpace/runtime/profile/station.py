@@ -1,0 +1,55 @@
+"""Both workers for a process that measures: the GPU worker as a process of its own, the CPU worker
+here, between them the memory and bells that an engine would give them."""
+
+import socket
+from functools import cached_property
+
+from dualpace.runtime.assist import AssistBuffer
+from dualpace.runtime.channel import Channel
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.batches import BatchMaker
+from dualpace.runtime.profile.host import HostWorker
+from dualpace.runtime.profile.peer import GpuPeer
+from dualpace.runtime.shared_memory import SharedRegion
+from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
+from dualpace.runtime.worker.link import Link
+
+
+class Station:
+    """Each worker is made when it is first used, so that a point pays for what it needs."""
+
+    def __init__(self, plan: Plan, temperature: float) -> None:
+        self.plan = plan
+        pool_bytes = kv_layout(plan).host_bytes(plan.kv.host_blocks)
+        self._host_pool = SharedRegion.create("host KV pool", pool_bytes)
+        layout = assist_layout(plan)
+        self._assist = SharedRegion.create("assist buffer", layout.nbytes)
+        self._gpu_channel = Channel.create("gpu channel", channel_size(plan, "gpu"))
+        self._cpu_channel = Channel.create("cpu channel", channel_size(plan, "cpu"))
+        self._ours, self._theirs = socket.socketpair()  # the CPU worker's lifeline
+        self.batches = BatchMaker(
+            plan.model.vocab, plan.kv.gpu_blocks, plan.kv.host_blocks, temperature
+        )
+
+    @cached_property
+    def gpu(self) -> GpuPeer:
+        shared = {
+            "other_doorbell": self._cpu_channel.bell_down,
+            "assist": self._assist.fd,
+            "host_pool": self._host_pool.fd,
+        }
+        return GpuPeer(self.plan, self._gpu_channel, shared)
+
+    @cached_property
+    def cpu(self) -> HostWorker:
+        buffer = AssistBuffer(self._assist, assist_layout(self.plan))
+        pool = self._host_pool.view
+        bell = self._gpu_channel.bell_down
+        link = Link(self._cpu_channel, self._theirs, buffer, pool, bell)
+        return HostWorker(self.plan, link, self._cpu_channel)
+
+    def close(self) -> None:
+        if "gpu" in self.__dict__:
+            self.gpu.close()
+        self._ours.close()
+        self._theirs.close()

@@ -1,0 +1,227 @@
+"""A sweep from its settings to its files: what is missing is measured, a child process a point,
+then everything is fitted, written and drawn. Computes nothing itself and imports no torch.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dualpace.config import ProfileHwConfig
+from dualpace.errors import ConfigError
+from dualpace.graphs.source import resolve_source
+from dualpace.runtime.hardware import Hardware, probe
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.child import Order, point_file
+from dualpace.runtime.profile.machine import Fingerprint, fingerprint, provenance
+from dualpace.runtime.profile.points import Point, all_points, chosen
+from dualpace.runtime.profile.setting import measuring_plan
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+CHILD = "dualpace.runtime.profile.child"
+# What a finished point may differ in from this run's settings and still count.
+ELSEWHERE = frozenset(
+    (
+        "name",
+        "point",
+        "results",
+        "out",
+        "figures",
+        "gpu_weight",
+        "epsilon",
+        "plateau_points",
+        "tolerance",
+        "share_child",
+        "timeout_s",
+        "check",
+    )
+)
+
+
+class Sweep:
+    """One run over a folder of points."""
+
+    def __init__(self, config: ProfileHwConfig, hardware: Hardware | None = None) -> None:
+        self.config, self.settings = config, config.profile
+        self.hardware = hardware or probe()
+        self.spec = resolve_source(config.model.source).spec
+        self.points = chosen(self.settings)
+        self.everything = all_points(self.settings)
+        self.plan = measuring_plan(config, self.settings, self.everything, self.hardware)
+        self.fingerprint = fingerprint_of(self.plan, self)
+        self.name = self.settings.name or default_name(config)
+        self.folder = Path(self.settings.results).absolute() / self.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def measure(self) -> dict[str, str]:
+        """Measures what is not finished; returns the reason of each point that failed."""
+        missing = [point for point in self.points if self.result(point) is None]
+        if done := len(self.points) - len(missing):
+            log.info("%d of %d points are finished already", done, len(self.points))
+        if not missing:
+            return {}
+        groups = [missing] if self.settings.share_child else [[point] for point in missing]
+        failed: dict[str, str] = {}
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("points", total=len(missing))
+            for group in groups:
+                bar.update(task, description=group[0].name if len(group) == 1 else "points")
+                failed |= self._run_child(group, lambda: bar.advance(task))
+        return failed
+
+    def result(self, point: Point) -> dict[str, Any] | None:
+        """What was measured at `point` on this machine with these settings, if it was."""
+        file = point_file(self.folder, point)
+        if not file.is_file():
+            return None
+        found: dict[str, Any] = json.loads(file.read_text())
+        same = found["fingerprint"] == self.fingerprint and found["settings"] == self._key(point)
+        return found if same else None
+
+    def _key(self, point: Point) -> dict[str, Any]:
+        """Settings that the numbers of this point depend on."""
+        others = ("route", "decode", "prefill", "step")
+        kept = {k: v for k, v in asdict(self.settings).items() if k not in ELSEWHERE}
+        mine = {
+            key: value
+            for key, value in kept.items()
+            if not key.endswith("_batches")
+            and not any(key.startswith(f"{kind}_") for kind in others if kind != point.kind)
+        }
+        plan = self.plan.compile
+        backends = {"cpu": list(plan.candidates_cpu), "gpu": list(plan.candidates_gpu)}
+        return {**mine, "backends": backends, "assist_mode": self.plan.assist.mode}
+
+    def _run_child(self, points: Sequence[Point], advance: Callable[[], Any]) -> dict[str, str]:
+        """Reasons of the points that one child process did not measure."""
+        plan = measuring_plan(self.config, self.settings, points, self.hardware)
+        stamps = [self._key(point) for point in points]
+        log_file = self.folder / f"{points[0].name if len(points) == 1 else 'points'}.log"
+        order = Order(
+            parent=os.getpid(),
+            folder=str(self.folder),
+            plan=plan.to_json(),
+            sweep=self.settings,
+            points=list(points),
+            stamps=[{**self._stamp(plan), "settings": stamp} for stamp in stamps],
+        )
+        started = time.time()
+        status = run_child(order, log_file, self.settings.timeout_s, self._watch(points, advance))
+        done = [p for p in points if is_newer(point_file(self.folder, p), started)]
+        reason = status or last_line(log_file)
+        lines = log_file.read_text(errors="replace").splitlines()
+        return {
+            point.name: next((li for li in lines if li.startswith(f"{point.name}: ")), reason)
+            for point in points
+            if point not in done
+        }
+
+    def _watch(self, points: Sequence[Point], advance: Callable[[], Any]) -> Callable[[], None]:
+        """Looks for points that have been finished since the last look."""
+        started, waiting = time.time(), list(points)
+
+        def look() -> None:
+            for point in list(waiting):
+                if is_newer(point_file(self.folder, point), started):
+                    waiting.remove(point)
+                    advance()
+
+        return look
+
+    def _stamp(self, plan: Plan) -> dict[str, Any]:
+        """What every point of one child carries."""
+        return {
+            "fingerprint": self.fingerprint,
+            "provenance": provenance(plan),
+            "layers": plan.model.num_layers,
+        }
+
+
+def run_child(order: Order, log_file: Path, timeout_s: float, look: Callable[[], None]) -> str:
+    """Runs the order to its end, however it ends; why it was stopped, or nothing."""
+    with log_file.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", CHILD],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(order.to_json())
+        process.stdin.close()
+        deadline = time.monotonic() + timeout_s
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            look()
+            if time.monotonic() > deadline:
+                return f"stopped after profile.timeout_s={timeout_s:g} s"
+        look()
+        return "" if process.returncode >= 0 else f"ended by signal {-process.returncode}"
+    finally:
+        process.kill()  # its GPU worker dies with it
+        process.wait()
+
+
+def run(config: ProfileHwConfig) -> None:
+    """What `scripts/profile_hw.py` does. The last line on stdout is one JSON object."""
+    sweep = Sweep(config)
+    failed = sweep.measure()
+    if failed:
+        reasons = "; ".join(failed.values())
+        raise ConfigError(
+            f"{len(failed)} of {len(sweep.points)} points failed ({reasons}): the others are kept "
+            f"in {sweep.folder}, run the same command again to measure only these."
+        )
+    if config.profile.point not in (None, "fit"):
+        files = [str(point_file(sweep.folder, point)) for point in sweep.points]
+        print(json.dumps({"profile": sweep.name, "points": files}))
+        return
+    from dualpace.runtime.profile.finish import finish
+
+    print(json.dumps(finish(sweep)))
+
+
+def fingerprint_of(plan: Plan, sweep: Sweep) -> Fingerprint:
+    return fingerprint(
+        device=plan.gpu.device,
+        dtype=plan.model.dtype,
+        threads=(plan.gpu.threads, plan.cpu.threads),
+        tp=(plan.gpu.tp, plan.cpu.tp),
+        spec=sweep.spec,
+        hardware=sweep.hardware,
+    )
+
+
+def default_name(config: ProfileHwConfig) -> str:
+    """`cpu_smollm2`: the hw file's name, or `here`, and the model's."""
+    machine = "here" if config.hw.name == "auto" else config.hw.name
+    model = Path(config.model.source.removeprefix("random:")).stem
+    return f"{machine}_{model}".lower().replace("-", "_").replace(".", "")
+
+
+def is_newer(file: Path, than_s: float) -> bool:
+    return file.is_file() and file.stat().st_mtime >= than_s
+
+
+def last_line(file: Path) -> str:
+    lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"
