@@ -52,7 +52,9 @@ def run(config: SystemConfig) -> bool:
         "versions": _versions(),
     }
     _show(facts, plan, problem)
-    report = {**facts, "plan": asdict(plan) if plan else None, "problem": problem}
+    tuned = tuned_stages(Path(plan.compile.cache_dir)) if plan else []
+    _show_tuned(tuned)
+    report = {**facts, "tuned": tuned, "plan": asdict(plan) if plan else None, "problem": problem}
     print(json.dumps(report))
     sys.stdout.flush()
     return problem is None
@@ -99,6 +101,39 @@ def _cache(plan: Plan | None) -> dict[str, Any] | None:
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     mib = sum(path.stat().st_size for path in files) / 2**20
     return {"folder": str(folder), "files": len(files), "mib": round(mib, 1)}
+
+
+def tuned_stages(cache_dir: Path) -> list[dict[str, Any]]:
+    """What the autotuner has noted on this machine: seconds of each candidate by stage and bucket,
+    for each set of versions, model, dtype and thread count that was started from this folder.
+    """
+    notes = []
+    for path in sorted(cache_dir.glob("graphs/*/*.note")):
+        try:
+            note = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue  # being written, or damaged: the next start makes it anew
+        if "seconds" in note:
+            notes.append(note)
+    return sorted(notes, key=lambda note: (note["model"], note["stage"], note["bucket"]))
+
+
+def _show_tuned(tuned: list[dict[str, Any]]) -> None:
+    """A table of microseconds, the fastest in bold."""
+    if not tuned:
+        return
+    names = list(dict.fromkeys(name for note in tuned for name in note["seconds"]))
+    table = Table(title="stages as timed here, us a call", title_justify="left", box=None)
+    for column in ("model", "stage", "rows", *names):
+        table.add_column(column, justify="right" if column in ("rows", *names) else "left")
+    for note in tuned:
+        best = min(note["seconds"].values())
+        cells = [
+            "" if s is None else f"[bold]{s * 1e6:.0f}[/bold]" if s == best else f"{s * 1e6:.0f}"
+            for s in (note["seconds"].get(name) for name in names)
+        ]
+        table.add_row(note["model"], note["stage"], str(note["bucket"]), *cells)
+    Console().print(table)
 
 
 def _versions() -> dict[str, str | None]:

@@ -174,7 +174,7 @@ class _Loader:
             rows = example_rows(stage, self._job.spec, bucket or 1, self._place, self._dtype)
             example = (*rows, *weights[0])
             self._cache.graphs[key] = backend.build(self._functions[stage], example, store)
-        return Entry(self._cache.graphs[key], weights, backend.static)
+        return Entry(self._cache.graphs[key], weights, backend.static, backend.name)
 
 
 def _build(

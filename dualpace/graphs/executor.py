@@ -7,6 +7,7 @@ knows whether anything was compiled after ready.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Stages:
         # Better tables, from a thread that prepares them. Appending to a deque is atomic.
         self._better: deque[tuple[str, StageTable]] = deque()
         self._compiles_at_ready = 0
+        self._positions = (torch.empty(0), torch.empty(0))  # the last ones, and padded
 
     def ready(self) -> None:
         """From now on every compilation counts as one that a round had to wait for."""
@@ -44,6 +46,7 @@ class Stages:
         while self._better:
             stage, table = self._better.popleft()
             self._tables[stage] = table
+            self._positions = (torch.empty(0), torch.empty(0))
 
     def bucket(self, num_rows: int) -> int:
         """Rows that the layers compute for a batch of `num_rows`; itself where it runs as it is."""
@@ -64,8 +67,21 @@ class Stages:
         self, layer: int, x: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, H], positions int64 [T] -> q [T, N, D], k [T, K, D], v [T, K, D]."""
-        out: tuple[Tensor, Tensor, Tensor] = self._run("pre_attention", layer, x, positions)
+        out: tuple[Tensor, Tensor, Tensor]
+        out = self._run("pre_attention", layer, x, self._padded(positions))
         return out
+
+    def _padded(self, positions: Tensor) -> Tensor:
+        """As many positions as rows will be computed, padded once for all layers of a batch."""
+        given, padded = self._positions
+        if given is not positions:
+            count = positions.shape[0]
+            table = self._tables["pre_attention"]
+            padded = positions
+            if table.exact(count) is None and len(cover := table.cover(count)) == 1:
+                padded = _pad(positions, cover[0])
+            self._positions = positions, padded
+        return padded
 
     @torch.inference_mode()
     def post_attention(self, layer: int, attn: Tensor, x: Tensor) -> Tensor:
@@ -97,9 +113,10 @@ class Stages:
             entry, size = table.entries[bucket], min(bucket, count - start)
             piece = rows if size == count else [r[start : start + size] for r in rows]
             if entry.static and size < bucket:
-                piece = [_pad(r, bucket) for r in piece]
+                piece = [r if r.shape[0] == bucket else _pad(r, bucket) for r in piece]
                 outs.append(_cut(entry.graph(*piece, *entry.weights[layer]), size))
             else:
+                piece = [r if r.shape[0] == size else r[:size] for r in piece]
                 outs.append(entry.graph(*piece, *entry.weights[layer]))
             start += size
         return outs[0] if len(outs) == 1 else _join(outs)
@@ -110,10 +127,8 @@ def _pad(rows: Tensor, bucket: int) -> Tensor:
 
     Activations are often cut from a padded tensor, whose other rows are then still behind them.
     """
-    width = rows.stride(0)
     if rows.is_floating_point():
-        end = rows.storage_offset() + (bucket - 1) * width + rows[0].numel()
-        if rows.is_contiguous() and end * rows.element_size() <= rows.untyped_storage().nbytes():
+        with suppress(RuntimeError):  # nothing is behind them
             return rows.as_strided((bucket, *rows.shape[1:]), rows.stride())
     padded = rows.new_zeros(bucket, *rows.shape[1:])
     padded[: rows.shape[0]] = rows
@@ -121,7 +136,9 @@ def _pad(rows: Tensor, bucket: int) -> Tensor:
 
 
 def _cut(out: Any, count: int) -> Any:
-    return tuple(o[:count] for o in out) if isinstance(out, tuple) else out[:count]
+    if isinstance(out, tuple):
+        return tuple([o.narrow(0, 0, count) for o in out])
+    return out.narrow(0, 0, count)
 
 
 def _join(outs: list[Any]) -> Any:

@@ -67,6 +67,11 @@ class Job:
         facts = (self.spec.to_json(), self.dtype, self.threads, self.candidates)
         return f"{stage}-{bucket}-{digest(repr(facts))}"
 
+    def label(self) -> str:
+        """The model and how it runs, for people."""
+        size = f"{self.spec.num_layers}x{self.spec.hidden}"
+        return f"{self.spec.architecture} {size} {self.dtype}, threads: {self.threads}"
+
     def done_name(self) -> str:
         """Where the store says that all of this job is there."""
         return f"done-{digest(self.to_json())}"

@@ -16,6 +16,7 @@ class Entry:
     graph: Stage
     weights: list[Arguments]
     static: bool  # takes its bucket's row count alone; otherwise any up to it
+    name: str = ""  # of the backend
 
 
 class StageTable:
@@ -28,6 +29,10 @@ class StageTable:
         self.buckets = sorted(bucket for bucket in entries if bucket)
         self.largest = self.buckets[-1] if self.buckets else 0
         self._covers = covers({bucket: costs[bucket] for bucket in self.buckets}) if costs else []
+
+    def names(self) -> dict[int, str]:
+        """The backend of each bucket; 0 stands for any row count."""
+        return {bucket: entry.name for bucket, entry in self.entries.items()}
 
     def exact(self, count: int) -> Entry | None:
         """What runs `count` rows as they are, without padding or cutting."""

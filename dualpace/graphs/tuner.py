@@ -39,7 +39,8 @@ def tune_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
                 if store.note(name) is None:
                     bench = bench or _Bench(job, stage, backends)
                     times = bench.times(bucket, store)
-                    store.write_note(name, {"stage": stage, "bucket": bucket, "seconds": times})
+                    note = {"model": job.label(), "stage": stage, "bucket": bucket}
+                    store.write_note(name, {**note, "seconds": times})
             yield stage, bucket
 
 

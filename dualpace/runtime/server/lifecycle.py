@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -23,6 +23,7 @@ from dualpace.runtime.generation import Tokenizer, load_tokenizer
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.server.app import build_app
 from dualpace.runtime.server.service import Service
+from dualpace.runtime.server.timeline import start_table
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class _Life:
         self._load = load
         self._service = Service(client)
         self._stop = asyncio.Event()
+        self._info: dict[str, Any] = {}  # what the engine said when it was ready
 
     async def run(self) -> None:
         """Returns after a drain. Raises StartFailed, ConfigError (no tokenizer) or EngineGone."""
@@ -143,7 +145,7 @@ class _Life:
         try:
             # The engine loads weights meanwhile.
             self._service.tokenizer = await asyncio.to_thread(self._load, self._plan.model.source)
-            await ready
+            self._info = await ready
         finally:
             ready.cancel()
         gc.collect()
@@ -153,9 +155,7 @@ class _Life:
     def _welcome(self) -> str:
         host, port = self._sock.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        phases = self._client.phases
-        lines = ["Start:"]
-        lines += [f"  {at_s:6.1f} s  {text}" for at_s, text in phases]
+        lines = start_table(self._info, self._client.phases[-1][0])
         name = self._plan.model.name
         example = {"model": name, "messages": [{"role": "user", "content": "Hello!"}]}
         lines += [

@@ -60,7 +60,7 @@ def test_it_answers_while_it_starts(start_server):
     server.process.terminate()
     status, out, _ = server.end()
     assert status == 0
-    assert "loading nothing" in out and f"at {server.url}" in out
+    assert "ready after" in out and f"at {server.url}" in out
     assert "curl" in out and "/v1/chat/completions" in out
 
 
