@@ -100,7 +100,13 @@ def bench(node: DictConfig) -> None:
 
 def _bench(config: BenchConfig) -> None:
     from dualpace.runtime.bench.report import print_report
-    from dualpace.runtime.bench.run import bench as run
+
+    try:
+        from dualpace.runtime.bench.run import bench as run
+    except ModuleNotFoundError as error:  # serving needs no HTTP client
+        raise ConfigError(
+            f"bench needs {error.name}: pip install 'dualpace[bench]' ({error})."
+        ) from None
 
     for result in run(config, shlex.join(["python", *sys.argv])):
         print_report(result)

@@ -22,17 +22,20 @@ GROUPS = ("model", "policy", "compile", "gpu", "cpu", "kv", "server")
 
 def choices() -> list[str]:
     found = [f"{group}={file.stem}" for group in GROUPS for file in (CONF / group).glob("*.yaml")]
-    appended = [
-        f"+{group}={file.stem}"
-        for group in ("hw", "experiment")
-        for file in (CONF / group).glob("*.yaml")
-    ]
+    appended = [f"+hw={file.stem}" for file in (CONF / "hw").glob("*.yaml")]
     return sorted(found + appended)
 
 
 @pytest.mark.parametrize("choice", choices())
 def test_every_file_of_every_group_composes_and_checks(choice: str) -> None:
     assert isinstance(load(choice), ServeConfig)
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda f: f.stem)
+def test_experiments_are_deltas_that_choose_no_machine(file: Path) -> None:
+    config = load("+hw=cpu", f"+experiment={file.stem}", "kv.host_gib=null", root="bench")
+    assert config.bench.figures and config.bench.out and config.hw.name == "cpu"
+    assert "hw" not in OmegaConf.create(file.read_text())
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "model").glob("*.yaml")), ids=lambda f: f.stem)

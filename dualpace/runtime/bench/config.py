@@ -65,6 +65,16 @@ class LognormalWorkloadConfig(WorkloadConfig):
 
 
 @dataclass
+class GoodputConfig:
+    """Targets in ms that a request must meet all of; None: no target. `itl` is for every gap."""
+
+    ttft: float | None = None
+    itl: float | None = None
+    tpot: float | None = None
+    e2el: float | None = None
+
+
+@dataclass
 class LoadConfig:
     """How a workload is put to a server, and what becomes of the answers.
 
@@ -81,11 +91,12 @@ class LoadConfig:
     peer_args: list[str] = field(default_factory=list)  # appended to the peer's command
     label: str | None = None  # the curve's name in figures; None: the peer or the policy
     profile: str | None = None  # the machine's name in figures; None: hw and model
+    rates: list[float] = field(default_factory=list)  # one after the other; else workload.rate
     concurrency: int | None = None  # closed loop: this many requests at a time
     ramp_from: float | None = None  # open loop: rate at the start (1/s); it ends at workload.rate
     ramp_shape: str = "linear"  # linear | exponential
     warmup: int = 4  # requests before the clock starts
-    goodput: dict[str, float] = field(default_factory=dict)  # ms: ttft, itl, tpot, e2el
+    goodput: GoodputConfig = field(default_factory=GoodputConfig)
     percentiles: list[float] = field(default_factory=lambda: [90.0, 99.0])
     timeout_s: float | None = None  # for one request; None: as long as it takes
     start_timeout_s: float = 900.0  # for a server that is started here
@@ -99,7 +110,8 @@ class LoadConfig:
 
 @dataclass
 class PlotConfig:
-    """Root of plot.yaml: files or folders of results, where figures go, and which.
+    """Root of plot.yaml: files or folders of results, where figures go, and which; `page` names a
+    Markdown file in `out` for the results page.
 
     `profiles` picks machines and their order from left to right; empty takes all as they are found.
     Figure 1 shows the first, over time at `timeline_rate` (null: the highest rate there is).
@@ -109,4 +121,6 @@ class PlotConfig:
     out: str = "figures"
     profiles: list[str] = field(default_factory=list)
     timeline_rate: float | None = None
+    page: str | None = None
+    title: str = "Results"
     figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])

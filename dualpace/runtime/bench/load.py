@@ -36,6 +36,11 @@ class Outcome:
     wrong_lens: list[int] = field(default_factory=list)
 
     @property
+    def end_s(self) -> float:
+        """When the last token came."""
+        return max((r.token_times_s[-1] for r in self.records if r.token_times_s), default=0.0)
+
+    @property
     def lag_s(self) -> list[float]:
         pairs = zip(self.sent_s, self.records, strict=True)
         return [sent - record.arrival_s for sent, record in pairs]

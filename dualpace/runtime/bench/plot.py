@@ -7,6 +7,7 @@ drawn for what the results hold; a figure without data is left out.
 
 import json
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from matplotlib.figure import Figure
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import PlotConfig
 from dualpace.runtime.bench.metrics import sustainable_rate
+from dualpace.runtime.bench.page import page
 from dualpace.runtime.bench.sustain import table
 
 matplotlib.use("Agg")
@@ -57,6 +59,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "vllm_offload": ("vLLM, KV offload", "#E69F00", "v"),
     "llama_cpp": ("llama.cpp", "#56B4E9", "P"),
 }
+OFFLOADING = ("dualpace", "neo")
 OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
@@ -65,7 +68,12 @@ def plot(config: PlotConfig) -> None:
     results = in_order(load_results(config.results), config.profiles)
     files = draw(results, config.figures, Path(config.out), config.timeline_rate)
     print("\n".join(table(results)))
-    print(json.dumps({"figures": [str(file) for file in files]}))
+    made: dict[str, Any] = {"figures": [str(file) for file in files]}
+    if config.page:
+        images = [file.name for file in files if file.suffix == ".png"]
+        made["page"] = str(Path(config.out) / config.page)
+        Path(made["page"]).write_text(page(results, config.title, images))
+    print(json.dumps(made))
 
 
 def load_results(paths: Iterable[str]) -> list[Result]:
@@ -135,13 +143,13 @@ def figure_1(results: Sequence[Result], rate: float | None = None) -> Figure | N
         times = result["timeline"]
         line: dict[str, Any] = {"color": colour, "label": name}
         axes[0].plot(times["t"], [n / 1e3 for n in times["tokens"]], **line)
-        if result["policy"] != "gpu_only":
+        if any(times["cpu_tokens"]) or result["policy"] in OFFLOADING:
             axes[1].plot(times["t"], [n / 1e3 for n in times["cpu_tokens"]], **line)
-    hybrid = [r for r in shown if r["policy"] != "gpu_only"]
+    hybrid = [r for r in shown if r["policy"] in OFFLOADING]
     mark_pauses(axes[1], hybrid)
     axes[0].set(xlabel="Time (s)", ylabel="Tokens generated (thousands)")
     axes[1].set(xlabel="Time (s)", ylabel="CPU-resident tokens (thousands)\nbars: pauses above 1 s")
-    offloading = [r for r in plain if r["policy"] != "gpu_only"]
+    offloading = [r for r in plain if r["policy"] in OFFLOADING]
     curves(axes[2], [r for r in offloading if same(r, profile, workload)], ITL, "policy")
     figure.suptitle(f"{profile}, {workload}, {rate:g} requests/s in the first two", fontsize=9)
     return finished(figure, axes)
@@ -209,6 +217,7 @@ def curves(axis: Axes, results: Sequence[Result], metric: Metric, by: str) -> No
         lines[result[by]].append(result)
     for place, name in enumerate(sorted(lines, key=line_order)):
         points = sorted(lines[name], key=lambda r: float(r["rate"]))
+        points = [r for r in points if math.isfinite(float(r["rate"]))]
         rates = [float(r["rate"]) for r in points]
         values = [r[metric.key] * metric.scale for r in points]
         label, colour, marker = style(name, place)
@@ -217,7 +226,10 @@ def curves(axis: Axes, results: Sequence[Result], metric: Metric, by: str) -> No
         if crossing is not None:
             axis.vlines(crossing, 0, metric.target, color=colour, linestyle=":", linewidth=1)
     axis.axhline(metric.target, color="0.5", linestyle="--", linewidth=0.8)
-    axis.set(xlabel="Request rate (requests/s)", ylabel=metric.label, ylim=(0, metric.top))
+    highest = max((r[metric.key] * metric.scale for r in results), default=metric.top)
+    # Where all stay far below the target, its scale would show a flat line.
+    top = metric.top if highest > metric.target / 5 else 1.2 * highest
+    axis.set(xlabel="Request rate (requests/s)", ylabel=metric.label, ylim=(0, top or None))
 
 
 def line_order(name: str) -> tuple[int, list[float], str]:

@@ -1,0 +1,113 @@
+"""A results page in Markdown: what ran where, each point, sustained rates and their ratios.
+Knows only the keys of results."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dualpace.runtime.bench.sustain import TARGETS, Result, Sweep, sweeps
+
+_COLUMNS = (
+    ("offered 1/s", "rate", 1.0, "g"),
+    ("requests/s", "request_throughput", 1.0, ".2f"),
+    ("output tokens/s", "output_throughput", 1.0, ".0f"),
+    ("s/token", "mean_normalized_latency_s_per_token", 1.0, ".4f"),
+    ("P99 TTFT s", "p99_ttft_ms", 1e-3, ".3f"),
+    ("ITL P50 ms", "median_itl_ms", 1.0, ".1f"),
+    ("ITL P99 ms", "p99_itl_ms", 1.0, ".1f"),
+    ("P99 TPOT ms", "p99_tpot_ms", 1.0, ".1f"),
+    ("failed", "failed", 1.0, "d"),
+)
+
+
+def page(results: Sequence[Result], title: str, figures: Iterable[str] = ()) -> str:
+    """The page's text; `figures` are image files relative to it."""
+    plain = [r for r in results if r["rate"] != "inf"]
+    parts = [f"# {title}", *provenance(results)]
+    for group in by_place(results):
+        first = group[0]
+        parts += [f"## {first['workload']} on {first['profile']}", lengths(first)]
+        parts.append(points(group))
+        parts += sustained([sweep for sweep in sweeps(plain) if in_group(sweep, first)])
+    parts += [f"![{name}]({name})" for name in figures]
+    return "\n\n".join(parts) + "\n"
+
+
+def in_group(sweep: Sweep, result: Result) -> bool:
+    return (sweep.profile, sweep.workload) == (result["profile"], result["workload"])
+
+
+def by_place(results: Sequence[Result]) -> list[list[Result]]:
+    """Groups with the same machine, model and workload, in the order in which they appear."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result["profile"], result["workload"]), []).append(result)
+    return list(groups.values())
+
+
+def provenance(results: Sequence[Result]) -> list[str]:
+    """Kind, machine, versions and commands, each said once."""
+    rows = []
+    for result in results:
+        machine = result.get("machine") or {}
+        place = ", ".join(str(machine[key]) for key in ("cpu", "system") if key in machine)
+        served = result.get("server_version") or machine.get("dualpace") or "-"
+        rows.append((result["policy"], served, result.get("kind", "-"), place or "-"))
+    parts = [table(("policy or server", "version", "kind", "machine"), dict.fromkeys(rows))]
+    commands = dict.fromkeys(r["command"] for r in results if r.get("command"))
+    if commands:
+        parts.append("Run again with:")
+        parts.append("```sh\n" + "\n".join(commands) + "\n```")
+    return parts
+
+
+def lengths(result: Result) -> str:
+    return (
+        f"{result['num_requests']} requests a point, {result['prompt_mean']:.0f} prompt and "
+        f"{result['output_mean']:.0f} output tokens on average, seed {result['seed']}."
+    )
+
+
+def points(results: Sequence[Result]) -> str:
+    rows = []
+    for result in sorted(results, key=lambda r: (name(r), float(r["rate"]))):
+        made = max(result["total_output_tokens"], 1)
+        share = 100 * result["cpu_resident_tokens"] / made
+        rows.append((name(result), *(cell(result, *c[1:]) for c in _COLUMNS), f"{share:.0f} %"))
+    return table(("policy", *(c[0] for c in _COLUMNS), "host tokens"), rows)
+
+
+def cell(result: Result, key: str, scale: float, form: str) -> str:
+    value = result[key]
+    return value if isinstance(value, str) else format(value * scale if scale != 1 else value, form)
+
+
+def name(result: Result) -> str:
+    return str(result["variant"] or result["policy"])
+
+
+def sustained(found: Sequence[Sweep]) -> list[str]:
+    """Rates at the targets, then how many times each other's rate the first policy sustains."""
+    if not any(len(sweep.results) > 1 for sweep in found):
+        return []
+    head = ("sustained 1/s at", *(target[0] for target in TARGETS), "most completed")
+    rates = {
+        sweep.name: [*(sweep.sustains(*target[1:])[0] for target in TARGETS), sweep.capacity]
+        for sweep in found
+    }
+    rows = [(who, *(f"{v:.2f}" if v else "-" for v in row)) for who, row in rates.items()]
+    ours, *others = rates.items()
+    ratios = [
+        (f"{ours[0]} / {who}", *(ratio(a, b) for a, b in zip(ours[1], row, strict=True)))
+        for who, row in others
+    ]
+    note = "`-`: the target is not crossed within the measured rates."
+    return [table(head, [*rows, *ratios]), note]
+
+
+def ratio(ours: float | None, other: float | None) -> str:
+    return f"{ours / other:.3f} x" if ours and other else "-"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -1,0 +1,66 @@
+"""A measurement for people, then as the one JSON line that scripts end with; a sweep's figures."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+log = logging.getLogger(__name__)
+
+ROWS = (
+    ("mean_normalized_latency_s_per_token", "normalized latency, mean", "s/token", 1.0),
+    ("request_throughput", "requests", "1/s", 1.0),
+    ("request_goodput", "requests within all targets", "1/s", 1.0),
+    ("output_throughput", "output tokens", "1/s", 1.0),
+    ("median_ttft_ms", "time to first token, P50", "ms", 1.0),
+    ("p99_ttft_ms", "time to first token, P99", "ms", 1.0),
+    ("median_itl_ms", "inter-token latency, P50", "ms", 1.0),
+    ("p99_itl_ms", "inter-token latency, P99", "ms", 1.0),
+    ("p99_tpot_ms", "time per output token, P99", "ms", 1.0),
+    ("gpu_busy", "GPU engine busy", "", 1.0),
+    ("cpu_busy", "CPU engine busy", "", 1.0),
+    ("preemptions", "preemptions", "", 1.0),
+    ("client_lag_p99_ms", "client late, P99", "ms", 1.0),
+    ("client_cores", "client's share of a core", "", 1.0),
+)
+
+
+def print_report(result: dict[str, Any]) -> None:
+    """A table, and the result without its timeline as the last line of stdout (strict JSON)."""
+    variant = f" ({result['variant']})" if result["variant"] else ""
+    load = f"{result['rate']} requests/s offered"
+    if result["max_concurrency"]:
+        load = f"{result['max_concurrency']} at a time"
+    print(
+        f"{result['policy']} on {result['profile']}{variant}: {result['completed']} of "
+        f"{result['num_requests']} requests, {result['workload']}, {load}, "
+        f"{result['prompt_mean']:.0f}/{result['output_mean']:.0f} tokens"
+    )
+    for key, name, unit, scale in ROWS:
+        if result.get(key) is not None:
+            print(f"  {name:32} {result[key] * scale:10.3f} {unit}")
+    share = result["cpu_resident_tokens"] / max(result["total_output_tokens"], 1)
+    print(f"  {'tokens of the CPU engine':32} {100 * share:10.1f} %")
+    shown = {key: value for key, value in result.items() if key != "timeline"}
+    print(json.dumps(shown), flush=True)
+
+
+class DrawAfterSweep(Callback):
+    """When a --multirun has ended: the figures that `bench.figures` lists, from all results in
+    `bench.out`, and the table of sustainable rates; the files as a last JSON line."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        out, figures = config.bench.out, list(config.bench.figures)
+        if out is None or not Path(out).is_dir() or not figures:
+            return
+        # matplotlib takes seconds, and no run needs it.
+        from dualpace.runtime.bench.plot import draw, load_results
+        from dualpace.runtime.bench.sustain import table
+
+        results = load_results([out])
+        print("\n".join(table(results)))
+        files = draw(results, figures, Path(out))
+        print(json.dumps({"out": out, "figures": [str(file) for file in files]}), flush=True)

@@ -1,0 +1,38 @@
+"""The benchmark with the real server: started by the run, a tiny random model, both tiers."""
+
+import json
+from pathlib import Path
+
+from dualpace.config import BenchConfig, load
+from dualpace.runtime.bench.run import bench
+from dualpace.runtime.schedule.check import check_log
+
+
+def test_a_started_server_is_measured_with_both_tiers_at_work(tmp_path: Path) -> None:
+    rounds = tmp_path / "rounds.jsonl"
+    config = load(
+        "+hw=cpu",
+        "+experiment=fig9_conv_small",
+        "workload.num_requests=40",
+        "bench.rates=[40,80]",
+        f"bench.out={tmp_path}",
+        f"runtime.round_log={rounds}",
+        root="bench",
+    )
+    assert isinstance(config, BenchConfig)
+    results = bench(config)
+    for result in results:
+        assert (result["completed"], result["failed"], result["wrong_lengths"]) == (40, 0, 0)
+        assert result["cpu_resident_tokens"] > 0 and result["gpu_resident_tokens"] > 0
+        assert result["compiles_after_ready"] == 0 and result["cpu_rounds"] > 0
+        assert (result["gpu_blocks"], result["host_blocks"]) == (24, 512)
+        timeline, total = result["timeline"], result["total_output_tokens"]
+        assert timeline["tokens"][-1] == total
+        # The log counts where a request's KV lay, the stream which engine made the token.
+        assert timeline["cpu_tokens"][-1] == result["cpu_resident_tokens"]
+        assert 0 <= timeline["t"][-1] - result["duration"] < 1
+    assert check_log([json.loads(line) for line in rounds.read_text().splitlines()]) == []
+    assert {path.name for path in tmp_path.glob("*.json")} == {
+        "dualpace-conversation-40.json",
+        "dualpace-conversation-80.json",
+    }

@@ -1,0 +1,46 @@
+"""The results page: every point, ratios of sustained rates, provenance once."""
+
+from typing import Any
+
+from dualpace.runtime.bench.metrics import RequestRecord, summarize
+from dualpace.runtime.bench.page import page
+
+
+def result(policy: str, rate: float, latency_s: float) -> dict[str, Any]:
+    records = [RequestRecord(0, 0.0, 10, [latency_s, 2 * latency_s], cpu_tokens=1)]
+    return summarize(records) | {
+        "kind": "measured",
+        "profile": "box",
+        "policy": policy,
+        "variant": None,
+        "workload": "conversation",
+        "rate": rate,
+        "num_requests": 1,
+        "prompt_mean": 10.0,
+        "output_mean": 2.0,
+        "seed": 0,
+        "server_version": "1.2",
+        "machine": {"cpu": "2 x Chip", "system": "Linux"},
+        "command": "python scripts/bench.py -m",
+    }
+
+
+def test_the_page_says_what_ran_and_sets_rates_beside_each_other() -> None:
+    results = [
+        result("dualpace", 1, 0.5),
+        result("dualpace", 3, 1.5),  # 1 s/token at 2 requests/s
+        result("gpu_only", 1, 0.5),
+        result("gpu_only", 2, 1.5),  # at 1.5
+    ]
+    text = page(results, "Live", ["figure9.png"])
+    assert text.startswith("# Live\n")
+    assert text.count("python scripts/bench.py -m") == 1
+    assert "| dualpace | 1.2 | measured | 2 x Chip, Linux |" in text
+    assert "| dualpace | 2.00 |" in text and "| gpu_only | 1.50 |" in text
+    assert "| dualpace / gpu_only | 1.333 x | - |" in text
+    assert "| dualpace | 3 | 0.33 | 1 | 1.5000 | 1.500 | 1500.0 |" in text
+    assert "| 50 % |" in text and "![figure9.png](figure9.png)" in text
+
+
+def test_a_single_point_has_no_sustained_rates() -> None:
+    assert "sustained" not in page([result("vllm", 1, 0.5)], "One")
