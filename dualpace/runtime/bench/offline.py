@@ -114,16 +114,15 @@ async def _drive(
         asyncio.create_task(follow(spec, record))
         for spec, record in zip(requests, records, strict=True)
     ]
-    _, pending = await asyncio.wait(tasks, timeout=stop_s, return_when=asyncio.FIRST_EXCEPTION)
+    ended, pending = await asyncio.wait(tasks, timeout=stop_s, return_when=asyncio.FIRST_EXCEPTION)
+    for task in ended:
+        task.result()  # a refused request, or an engine that has gone
     took_s = time.monotonic() - started_s
     engine_share = (_cpu_seconds(client.process.pid) - cpu_s) / took_s
     stats = await client.stats(30)
     for task in pending:
         task.cancel()
     await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.result()  # a refused request, or an engine that has gone
     await client.close()
     finished = [
         bool(len(r.token_times_s) == s.output_len) for r, s in zip(records, requests, strict=True)

@@ -29,7 +29,7 @@ from dualpace.runtime.worker.cuda import model as device_model
 from dualpace.runtime.worker.cuda.assists import AssistGraphs, DeviceAssists
 from dualpace.runtime.worker.cuda.compiles import Compiles
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds
-from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, WriteOut
+from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, RegisteredPool, WriteOut
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.link import Link
 
@@ -72,8 +72,8 @@ def build_device(
             boundaries,
             progress.steps("capturing decode steps"),
         )
-    write_out = WriteOut(host.tensor) if plan.kv.host_blocks > 1 else None
-    transfers = DeviceTransfers(pool, host.tensor)
+    write_out = WriteOut(host) if plan.kv.host_blocks > 1 else None
+    transfers = DeviceTransfers(pool, host)
     rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries)
     with progress.phase("warm_up", "warming up"):
         _warm_up(rounds, transfers, buckets, write_out is not None)
@@ -102,15 +102,7 @@ def _weights(plan: Plan, device: torch.device, progress: "Progress") -> Weights:
         return device_model.on_device(weights, device)
 
 
-class _HostTier:
-    """The shared host pool, registered with the driver for the life of this process."""
-
-    def __init__(self, pool: HostPool, memory: HostMemory) -> None:
-        self.tensor = pool.blocks
-        self._memory = memory
-
-
-def _host_pool(plan: Plan, link: Link, progress: "Progress") -> _HostTier:
+def _host_pool(plan: Plan, link: Link, progress: "Progress") -> RegisteredPool:
     pool = HostPool(link.host_pool, kv_layout(plan), plan.kv.host_blocks, DTYPES[plan.model.dtype])
     with progress.phase("host_memory", "registering host memory"):
         report = progress.steps("registering MiB of host memory")
@@ -119,7 +111,7 @@ def _host_pool(plan: Plan, link: Link, progress: "Progress") -> _HostTier:
             pool.blocks[0].nbytes,
             progress=lambda done, total: report(done >> 20, total >> 20),
         )
-    return _HostTier(pool, memory)
+    return RegisteredPool(pool.blocks, memory)
 
 
 def _warm_up(

@@ -8,12 +8,14 @@ swaps before a round touches HBM, the copies of two layers ago before their K an
 # mypy: allow-untyped-calls
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dualpace.graphs.gpu import kv
+from dualpace.graphs.gpu.host_memory import HostMemory
 from dualpace.runtime.messages import SWAP_OUT, GpuBatch
 from dualpace.runtime.worker.copies import all_done
 from dualpace.runtime.worker.cuda.batches import aligned
@@ -21,13 +23,22 @@ from dualpace.runtime.worker.cuda.events import DeviceEvent
 from dualpace.runtime.worker.rows import PromptRow
 
 
+@dataclass(frozen=True, slots=True)
+class RegisteredPool:
+    """The host pool, `blocks` [B, L, 2, K, 16, D], and what keeps it registered."""
+
+    blocks: Tensor
+    memory: HostMemory
+
+
 class DeviceTransfers:
-    """Starts copies and knows which transfers have ended. `pool` [L, B, 2, K, 16, D] on the device,
-    `host` [B, L, 2, K, 16, D] registered.
+    """Starts copies between the pools, `pool` [L, B, 2, K, 16, D] on the device, and knows which
+    transfers have ended.
     """
 
-    def __init__(self, pool: Tensor, host: Tensor) -> None:
-        self._out, self._in = kv.BlockMover(pool, host), kv.BlockMover(pool, host)
+    def __init__(self, pool: Tensor, host: RegisteredPool) -> None:
+        self._registered = host  # for as long as copies may run
+        self._out, self._in = (kv.BlockMover(pool, host.blocks) for _ in range(2))
         self._out_stream, self._in_stream = (torch.cuda.Stream(pool.device) for _ in range(2))
         self._events: dict[int, list[DeviceEvent]] = {}  # by transfer
 
@@ -78,8 +89,8 @@ class WriteOut:
     The rounds keep K and V in two buffers that layers take in turns, so nothing is staged twice.
     """
 
-    def __init__(self, host: Tensor) -> None:
-        self._host = host
+    def __init__(self, host: RegisteredPool) -> None:
+        self._registered, self._host = host, host.blocks
         self._stream = torch.cuda.Stream(host_device())
         self._readers: list[DeviceEvent | None] = [None, None]
 
