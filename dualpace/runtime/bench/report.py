@@ -48,11 +48,17 @@ def print_report(result: dict[str, Any]) -> None:
     print(json.dumps(shown), flush=True)
 
 
-class DrawAfterSweep(Callback):
-    """When a --multirun has ended: the figures that `bench.figures` lists, from all results in
-    `bench.out`, and the table of sustainable rates; the files as a last JSON line."""
+class DrawFigures(Callback):
+    """At the end of a run or a whole sweep: the figures that `bench.figures` lists and the table of
+    sustainable rates, from all results in `bench.out`. Stdout still ends with a result."""
+
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
+        self._draw(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        self._draw(config)
+
+    def _draw(self, config: DictConfig) -> None:
         out, figures = config.bench.out, list(config.bench.figures)
         if out is None or not Path(out).is_dir() or not figures:
             return
@@ -61,6 +67,8 @@ class DrawAfterSweep(Callback):
         from dualpace.runtime.bench.sustain import table
 
         results = load_results([out])
-        print("\n".join(table(results)))
+        if not results:
+            return
         files = draw(results, figures, Path(out))
-        print(json.dumps({"out": out, "figures": [str(file) for file in files]}), flush=True)
+        log.info("sustainable rates:\n%s", "\n".join(table(results)))
+        log.info("figures: %s", ", ".join(map(str, files)))
