@@ -32,6 +32,7 @@ class GpuPeer:
 
     def __init__(self, plan: Plan, channel: Channel, shared_fds: Mapping[str, int]) -> None:
         self._channel = channel
+        self._engine_cores = plan.runtime.cores
         self._messages: deque[Message] = deque()
         fds = {
             "channel": channel.region.fd,
@@ -90,6 +91,7 @@ class GpuPeer:
         def feed() -> None:
             in_flight = 0
             try:
+                os.sched_setaffinity(0, self._engine_cores)  # of this thread alone
                 while in_flight or not stop.is_set():
                     while in_flight < MAX_STEPS_IN_FLIGHT and not stop.is_set():
                         self._channel.send_down(batch)

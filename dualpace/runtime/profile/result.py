@@ -1,4 +1,4 @@
-"""From measured points to choices: the fits, and all that figures, report and profile say about them.
+"""From measured points to choices: the fits, and all that figures, report and profile say of them.
 
 Plain data in, plain data out.
 """
@@ -31,7 +31,7 @@ from dualpace.runtime.profile.scores import (
     calibrate,
     route_scores,
 )
-from dualpace.runtime.routing import Route
+from dualpace.runtime.routing import Route, route
 
 Result = Mapping[str, Any]  # one point's file
 Pair = tuple[int, int]
@@ -47,6 +47,7 @@ class Routing:
     chosen: Pair
     pair_scores: dict[Pair, float]  # Equation 9
     best_routes: dict[int, Route]
+    formable: list[int]  # sizes that the CPU batch limit allows
 
     @property
     def best_pair(self) -> Pair:
@@ -58,8 +59,12 @@ class Routing:
         return fmean(self.table[size][name] for size, name in self.best_routes.items())
 
     def regret_of(self, pair: Pair) -> float:
-        """How much worse than the full table a pair of thresholds is, as a share."""
-        return regret(self.pair_scores[pair], self.table_score)
+        """How much worse than the full table a pair of thresholds is, as a share, over the batches
+        that can be formed: sizes above the CPU batch limit count in Algorithm 1 alone."""
+        sizes = self.formable
+        chosen = fmean(self.table[size][route(size, *pair)] for size in sizes)
+        best = fmean(self.table[size][self.best_routes[size]] for size in sizes)
+        return regret(chosen, best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +109,12 @@ class Choices:
 def choose(results: Sequence[Result], sweep: SweepConfig, num_layers: int) -> Choices:
     """Fits all three controls. ConfigError where the numbers allow none."""
     try:
+        cpu = _cpu_batch(of_kind(results, "decode"), sweep)
         return Choices(
             num_layers,
-            _routing(of_kind(results, "route"), sweep, num_layers),
+            _routing(of_kind(results, "route"), sweep, num_layers, cpu.limit),
             _tokens(of_kind(results, "prefill"), sweep),
-            _cpu_batch(of_kind(results, "decode"), sweep),
+            cpu,
         )
     except ValueError as error:
         raise ConfigError(f"the measured points cannot be fitted: {error}.") from error
@@ -120,7 +126,9 @@ def of_kind(results: Sequence[Result], kind: str) -> dict[int, Any]:
     return dict(sorted(found.items()))
 
 
-def _routing(values: Mapping[int, Any], sweep: SweepConfig, num_layers: int) -> Routing:
+def _routing(
+    values: Mapping[int, Any], sweep: SweepConfig, num_layers: int, cpu_limit: int
+) -> Routing:
     rows = {size: primitives(value) for size, value in values.items()}
     calibration = calibrate(call for value in values.values() for call in calls(value))
     scores = route_scores(list(rows.values()), calibration, num_layers, sweep.gpu_weight)
@@ -133,6 +141,7 @@ def _routing(values: Mapping[int, Any], sweep: SweepConfig, num_layers: int) -> 
         chosen=fit_thresholds(scores, sizes, num_layers, sweep.epsilon),
         pair_scores=threshold_scores(table),
         best_routes=best_routes(table),
+        formable=[size for size in table if size <= cpu_limit] or list(table),
     )
 
 

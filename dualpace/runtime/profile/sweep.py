@@ -45,6 +45,9 @@ ELSEWHERE = frozenset(
         "share_child",
         "timeout_s",
         "check",
+        "check_requests",
+        "check_prompt",
+        "check_output",
     )
 )
 
