@@ -1,14 +1,12 @@
 """A measurement for people, then as the one JSON line that scripts end with; a sweep's figures."""
 
 import json
-import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
-
-log = logging.getLogger(__name__)
 
 ROWS = (
     ("mean_normalized_latency_s_per_token", "normalized latency, mean", "s/token", 1.0),
@@ -70,5 +68,6 @@ class DrawFigures(Callback):
         if not results:
             return
         files = draw(results, figures, Path(out))
-        log.info("sustainable rates:\n%s", "\n".join(table(results)))
-        log.info("figures: %s", ", ".join(map(str, files)))
+        # Not by logging: at the end of a sweep that is Hydra's own, which writes to stdout.
+        print("\n".join(table(results)), file=sys.stderr)
+        print("figures:", ", ".join(map(str, files)), file=sys.stderr)
