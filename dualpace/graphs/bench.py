@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bf16"))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--candidates", default="eager,packed,inductor,inductor-packed")
     parser.add_argument("--cache-dir", type=Path, help="keep the graphs of `stages` here")
     options = parser.parse_args(arguments)
     parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
@@ -171,7 +172,7 @@ def stages(options: argparse.Namespace) -> dict[str, Any]:
     """The tuner's times of each candidate, and the whole layers eager and as chosen."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.cache_dir or Path(scratch)
-        found = _child(options, folder, "eager,packed,inductor,inductor-packed")
+        found = _child(options, folder)
     print("tuner's times, us a call; chosen in brackets")
     for key, times in found["times"].items():
         best = found["chosen"][key]
@@ -189,8 +190,8 @@ def stages(options: argparse.Namespace) -> dict[str, Any]:
 def start(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of the compile part of a start with no graphs, and with all of them."""
     with tempfile.TemporaryDirectory() as scratch:
-        cold = _child(options, Path(scratch), "eager,packed,inductor-packed")
-        warm = [_child(options, Path(scratch), "eager,packed,inductor-packed") for _ in range(3)]
+        cold = _child(options, Path(scratch))
+        warm = [_child(options, Path(scratch)) for _ in range(3)]
     found = {
         "cold_s": cold["seconds"],
         "cold_cpu_s": cold["cpu_seconds"],
@@ -202,14 +203,14 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _child(options: argparse.Namespace, folder: Path, candidates: str) -> dict[str, Any]:
+def _child(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One start in a process of its own, as a worker of one core does it."""
     order = {
         "model": options.model,
         "dtype": options.dtype,
         "threads": options.threads,
         "folder": str(folder),
-        "candidates": candidates.split(","),
+        "candidates": options.candidates.split(","),
     }
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     command = [sys.executable, "-c", "from dualpace.graphs.bench import child; child()"]

@@ -26,7 +26,7 @@ class Server:
         command = [sys.executable, "scripts/serve.py", "+hw=cpu", f"server.port={port}"]
         self._log = log
         self.process = subprocess.Popen(
-            [*command, "model=tiny_random", "model.dtype=float32", *overrides],
+            [*command, "model=tiny_random", "model.dtype=float32", "compile=eager", *overrides],
             cwd=ROOT,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,

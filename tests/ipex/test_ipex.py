@@ -1,0 +1,35 @@
+"""The IPEX backend against eager stages; runs in the environment of `make test-ipex`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("intel_extension_for_pytorch")
+
+from dualpace.graphs.cache import GraphCache
+from dualpace.graphs.load import load_weights
+from dualpace.graphs.source import resolve_source
+
+
+def test_stages_are_near_eager_ones() -> None:
+    source = resolve_source("random:tiny")
+    weights = load_weights(source, torch.bfloat16)
+    ours = GraphCache().build(source.spec, weights, backend="ipex")
+    eager = GraphCache().build(source.spec, weights)
+    spec = source.spec
+    for rows in (1, 5, 64):
+        x, positions = torch.randn(rows, spec.hidden).bfloat16(), torch.arange(rows)
+        attn = torch.randn(rows, spec.q_size).bfloat16()
+        pairs = [
+            *zip(
+                ours.pre_attention(1, x, positions),
+                eager.pre_attention(1, x, positions),
+                strict=True,
+            ),
+            (ours.post_attention(1, attn, x), eager.post_attention(1, attn, x)),
+            (ours.logits(x), eager.logits(x)),
+        ]
+        for got, expected in pairs:
+            error = float((got.float() - expected.float()).abs().max())
+            assert error <= 1.6e-2 * float(expected.float().abs().max())
