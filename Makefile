@@ -1,6 +1,7 @@
 # make serve    set up what serving needs, then serve SmolLM2-135M-Instruct on 127.0.0.1:8000
 # make test     lint, types and tests
 # make .venv    the set-up alone, with everything that development needs
+# make test-ipex  the IPEX backend's tests, in an environment of 7 GB of their own
 # make serve HW=h200 ARGS="model=/path/to/model server.port=8001"
 
 HW ?= cpu
@@ -11,7 +12,7 @@ RIGHT_PYTHON = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
 	$(shell $(p) -c '$(RIGHT_PYTHON)' 2>/dev/null && echo $(p))))
 
-.PHONY: .venv serve test lint format clean
+.PHONY: .venv serve test test-ipex lint format clean
 .DEFAULT_GOAL := serve
 
 .venv: $(VENV)/.dev-installed
@@ -21,6 +22,16 @@ serve: $(VENV)/.serve-installed
 
 test: lint
 	$(BIN)/python -m pytest -q
+
+# The extension ended with 2.8 and needs the torch of that release.
+test-ipex: .venv-ipex/.installed
+	.venv-ipex/bin/python -m pytest -q tests/ipex
+
+.venv-ipex/.installed: pyproject.toml setup.py
+	@test -n "$(PYTHON)" || { echo "DualPace needs Python 3.11, 3.12 or 3.13 (make PYTHON=...)."; exit 1; }
+	@test -x .venv-ipex/bin/python || $(PYTHON) -m venv .venv-ipex
+	.venv-ipex/bin/python -m pip install -q --disable-pip-version-check -e .[ipex] "pytest>=8" "pytest-timeout>=2.3"
+	@touch $@
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
@@ -44,4 +55,4 @@ $(VENV)/.dev-installed: $(VENV)/.serve-installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-ipex build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
