@@ -9,6 +9,7 @@ This file knows nothing about threads or matrices larger than these pieces.
 """
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from llvmlite import ir
 
@@ -28,8 +29,9 @@ class Tiles:
         self.x = Vectors(builder, 16, native)
         if not native:
             kind = ir.ArrayType(I8, TILE)
-            places = [builder.ptrtoint(builder.alloca(kind), I64) for _ in range(8)]
-            self.memory = [builder.inttoptr(place, POINTER) for place in places]
+            with builder.goto_entry_block():
+                places = [builder.ptrtoint(builder.alloca(kind), I64) for _ in range(8)]
+                self.memory = [builder.inttoptr(place, POINTER) for place in places]
 
     def zero(self, tile: int) -> None:
         if self.native:
@@ -88,49 +90,115 @@ def release(builder: ir.IRBuilder, native: bool) -> None:
         builder.call(declare(builder.module, "llvm.x86.tilerelease", VOID), [])
 
 
-def tile_function(module: ir.Module, row_tiles: int, native: bool) -> ir.Function:
-    """`void f(a, int64 a_stride, b, c, int64 steps, int64 go_on, ahead, int64 lines)` in `module`.
+@dataclass(frozen=True)
+class Shape:
+    """How the tile registers are used: `rows` x `columns` tiles of sums, `columns` of weights, and
+    one that all activations pass through.
 
-    c (row_tiles x 2 tiles of float32) is set to, or with `go_on` increased by, the product of
-    `steps` tiles from a (one row of tiles, the second `a_stride` bytes behind) and `steps` pairs of
-    tiles from b. Each step asks the second-level cache for the next `lines` lines at `ahead`.
+    One, since two or four were slower: a core whose other hyperthread is busy seems to have no
+    registers left to rename loaded tiles to, and then a load into a register that has just been
+    read costs less than one into a register that was read a while ago (docs/cpu.md).
     """
-    args = [POINTER, I64, POINTER, POINTER, I64, I64, POINTER, I64]
-    name = f"tiles_{row_tiles}_{int(native)}"
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        assert self.columns in (1, 2) and self.rows * self.columns + self.columns + 1 <= 8
+
+
+def tile_function(module: ir.Module, shape: Shape, native: bool) -> ir.Function:
+    """`void f(int64 count, a, int64 a_stride, b, c, int64 steps, int64 go_on, ahead, int64 lines)`.
+
+    c, `count` rows of tiles of float32 (1 to shape.rows) in a matrix two tiles wide, is set to, or
+    with `go_on` increased by, the product of `steps` tiles from each of `count` rows
+    of tiles at a, `a_stride` bytes apart, and as many from b, which is two tiles wide as well. A
+    shape of one column does one of the two. Each step asks the second-level cache for the next
+    `lines` lines at `ahead`.
+    """
+    args = [I64, POINTER, I64, POINTER, POINTER, I64, I64, POINTER, I64]
+    name = f"tiles_{shape.rows}_{shape.columns}_{int(native)}"
     function = ir.Function(module, ir.FunctionType(VOID, args), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
-    a, a_stride, b, c, steps, go_on, ahead, lines = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    tiles = Tiles(builder, native)
-    x = tiles.x
-    sums = range(2 * row_tiles)
-    with builder.if_else(builder.icmp_signed("!=", go_on, I64(0))) as (then, otherwise):
-        with then:
-            for t in sums:
-                tiles.load(t, x.at(c, t * TILE))
-        with otherwise:
-            for t in sums:
-                tiles.zero(t)
-    with _counted(builder, steps) as step:
-        left = x.at(a, builder.mul(step, I64(TILE)))
-        right = x.at(b, builder.mul(step, I64(2 * TILE)))
-        tiles.load(6, right)
-        tiles.load(4, left)
-        tiles.multiply(0, 4, 6)
-        tiles.load(7, x.at(right, TILE))
-        tiles.multiply(1, 4, 7)
-        if row_tiles == 2:
-            tiles.load(5, x.at(left, a_stride))
-            tiles.multiply(2, 5, 6)
-            tiles.multiply(3, 5, 7)
-        line = x.at(ahead, builder.mul(builder.mul(step, lines), I64(64)))
-        with _counted(builder, lines) as i:
-            x.prefetch(line, builder.mul(i, I64(64)), 2)
-    for t in sums:
-        tiles.store(t, x.at(c, t * TILE))
-    builder.ret_void()
+    unreachable = function.append_basic_block("unreachable")
+    choice = builder.switch(function.args[0], unreachable)
+    for count in range(1, shape.rows + 1):
+        block = function.append_basic_block(f"rows_{count}")
+        choice.add_case(I64(count), block)
+        builder.position_at_end(block)
+        _Product(builder, shape, count, native, function.args[1:]).emit()
+        builder.ret_void()
+    builder.position_at_end(unreachable)
+    builder.unreachable()
     return function
+
+
+class _Product:
+    """The body of tile_function for one number of rows of tiles."""
+
+    def __init__(
+        self, builder: ir.IRBuilder, shape: Shape, count: int, native: bool, args: list[ir.Value]
+    ):
+        self.a, self.a_stride, self.b, self.c, self.steps, self.go_on, self.ahead, self.lines = args
+        self.builder, self.shape, self.count = builder, shape, count
+        self.tiles = Tiles(builder, native)
+        self.x = self.tiles.x
+        columns = range(shape.columns)
+        self.sums = [(r, h) for r in range(count) for h in columns]
+        self.rights = [shape.rows * shape.columns + h for h in columns]
+        self.left = self.rights[-1] + 1
+
+    def emit(self) -> None:
+        builder, tiles = self.builder, self.tiles
+        with builder.if_else(builder.icmp_signed("!=", self.go_on, I64(0))) as (then, otherwise):
+            with then:
+                for sums in self.sums:
+                    tiles.load(self._sums(*sums), self._place(*sums))
+            with otherwise:
+                for sums in self.sums:
+                    tiles.zero(self._sums(*sums))
+        with _counted(builder, self.steps) as step:
+            self._step(step)
+            self._prefetch(step)
+        for sums in self.sums:
+            tiles.store(self._sums(*sums), self._place(*sums))
+
+    def _sums(self, row: int, column: int) -> int:
+        return row * self.shape.columns + column
+
+    def _place(self, row: int, column: int) -> ir.Value:
+        return self.x.at(self.c, (2 * row + column) * TILE)
+
+    def _step(self, step: ir.Value) -> None:
+        for row in range(self.count):
+            if row == 0:
+                self._load_right(0, step)
+            self._load_left(row, step)
+            for column in range(self.shape.columns):
+                if row == 0 and column:
+                    self._load_right(column, step)
+                self._multiply(row, column)
+
+    def _multiply(self, row: int, column: int) -> None:
+        self.tiles.multiply(self._sums(row, column), self.left, self.rights[column])
+
+    def _load_left(self, row: int, step: ir.Value) -> None:
+        at = self.x.at(self.a, self.builder.mul(step, I64(TILE)))
+        if row:
+            at = self.x.at(at, self.builder.mul(self.a_stride, I64(row)))
+        self.tiles.load(self.left, at)
+
+    def _load_right(self, column: int, step: ir.Value) -> None:
+        at = self.x.at(self.b, self.builder.mul(step, I64(2 * TILE)))
+        self.tiles.load(self.rights[column], self.x.at(at, column * TILE))
+
+    def _prefetch(self, step: ir.Value) -> None:
+        builder, x = self.builder, self.x
+        line = x.at(self.ahead, builder.mul(builder.mul(step, self.lines), I64(64)))
+        with _counted(builder, self.lines) as i:
+            x.prefetch(line, builder.mul(i, I64(64)), 2)
 
 
 def epilogue_function(module: ir.Module, kind: int, native: bool) -> ir.Function:

@@ -5,10 +5,12 @@ that read, many by the tile unit. This file knows nothing about models, and need
 to run, not to be imported or compiled.
 """
 
+import functools
 from enum import IntEnum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dualpace.cpu import amx_ir, amx_probe
@@ -20,7 +22,9 @@ from dualpace.cpu.openmp import parallel
 MAX_ROWS = 512
 # Chosen so that sums, activations and two pieces of weights share a second-level cache of 2 MiB.
 _SUMS_BYTES = 1 << 18
-_K_BLOCK = 32  # tiles, 1,024 inputs
+_MOST_PAIRS = 8  # of output tiles in a group
+_INPUT_TILES = 512  # of a block of inputs, all rows
+_K_BLOCKS = (32, 128)  # its least and greatest width, tiles; multiples of the kernel's copies
 
 
 class Epilogue(IntEnum):
@@ -66,7 +70,7 @@ class TileLinear:
         self._scratch = scratch or Scratch()
         self._weight = _in_tile_order(weight, halves_beside=epilogue == Epilogue.SILU_MUL)
         self._config = torch.frombuffer(bytearray(amx_probe.tile_config()), dtype=torch.uint8)
-        self._function = kernel.gemm_kernel(native)
+        self._native = native
 
     def __call__(
         self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
@@ -84,8 +88,10 @@ class TileLinear:
     def _run(self, x: Tensor, other: Tensor, out: Tensor) -> None:
         rows, k_tiles, threads = x.shape[0], self.inputs // 32, torch.get_num_threads()
         row_tiles = -(-rows // amx_ir.ROWS)
-        group = group_pairs(self._pairs, threads, row_tiles)
-        sums_bytes = group * -(-row_tiles // 2) * 4 * amx_ir.TILE
+        starts = group_starts(self._pairs, threads, row_tiles)
+        k_block = min(max(_INPUT_TILES // row_tiles // 16 * 16, _K_BLOCKS[0]), _K_BLOCKS[1])
+        largest = int(np.diff(starts).max())
+        sums_bytes = largest * row_tiles * 2 * amx_ir.TILE
         tiles, sums = self._scratch.take(row_tiles * k_tiles * amx_ir.TILE, threads * sums_bytes)
         block = np.array(
             [
@@ -93,9 +99,9 @@ class TileLinear:
                 self._config.data_ptr(),
                 rows,
                 k_tiles,
-                min(_K_BLOCK, k_tiles),
-                self._pairs // group,
-                group,
+                k_block,
+                len(starts) - 1,
+                starts.ctypes.data,
                 x.data_ptr(),
                 x.stride(0) * 2,
                 tiles,
@@ -111,7 +117,8 @@ class TileLinear:
             np.int64,
         )
         assert len(block) == kernel.NUM_FIELDS
-        parallel(self._function, block.ctypes.data, threads)
+        function = kernel.gemm_kernel(tile_shape(row_tiles), self._native)
+        parallel(function, block.ctypes.data, threads)
 
     def _check(self, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
         if (residual is not None) != (self.epilogue == Epilogue.ADD):
@@ -128,13 +135,25 @@ class TileLinear:
                 raise ValueError(f"{name} must be bf16 [{x.shape[0]}, {width}] with whole rows")
 
 
-def group_pairs(pairs: int, threads: int, row_tiles: int) -> int:
-    """Pairs of output tiles that a thread takes at a time: the division of work with the shortest
-    longest share, and the largest such group whose sums fit the cache.
+def tile_shape(row_tiles: int) -> amx_ir.Shape:
+    """The use of the tile registers for so many tiles of rows: whichever was measured faster."""
+    return amx_ir.Shape(2, 2) if 3 <= row_tiles <= 8 else amx_ir.Shape(4, 1)
+
+
+@functools.cache
+def group_starts(pairs: int, threads: int, row_tiles: int) -> NDArray[np.int32]:
+    """Where the groups of pairs of output tiles begin that threads take, and `pairs`.
+
+    Large groups first, since each reads the activations once; then smaller ones, so that threads
+    that are held up, and those that share a core, leave work to the others.
     """
-    most = max(1, _SUMS_BYTES // (-(-row_tiles // 2) * 4 * amx_ir.TILE))
-    sizes = [n for n in range(1, min(most, pairs, 8) + 1) if pairs % n == 0]
-    return min(sizes, key=lambda n: (-(-(pairs // n) // threads) * n, -n))
+    most = max(1, min(_MOST_PAIRS, _SUMS_BYTES // (row_tiles * 2 * amx_ir.TILE)))
+    divisor = threads * (4 if row_tiles <= 8 else 2)
+    starts = [0]
+    while starts[-1] < pairs:
+        rest = pairs - starts[-1]
+        starts.append(starts[-1] + min(most, max(1, rest // divisor)))
+    return np.array(starts, np.int32)
 
 
 def _in_tile_order(weight: Tensor, halves_beside: bool) -> Tensor:

@@ -2,9 +2,9 @@
 # (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
 """The tile GEMM's kernel: threads copy activations into tiles, then take groups of output columns.
 
-One C callback for all sizes. A group's columns stay with one thread for all inputs and rows: sums
-rest in its second-level cache, weights are read once, the next piece of weights is asked for while
-the tile unit works on this one. This file knows nothing about tensors.
+One C callback for all sizes of a Shape. A group's columns stay with one thread for all inputs and
+rows: sums rest in its second-level cache, weights are read once, the next piece of weights is asked
+for while the tile unit works on this one. This file knows nothing about tensors.
 """
 
 import functools
@@ -15,7 +15,7 @@ from numba import carray, cfunc, types
 from numba.extending import intrinsic
 
 from dualpace.cpu import amx_ir
-from dualpace.cpu.primitives import copy_bytes, fetch_add, int64_at, load_shared
+from dualpace.cpu.primitives import copy_bytes, fetch_add, int32_at, int64_at, load_shared
 from dualpace.cpu.version import source_version
 
 # Fields of the argument block. Strides are in bytes.
@@ -29,10 +29,10 @@ from dualpace.cpu.version import source_version
     K_TILES,
     K_BLOCK,  # tiles of inputs that are worked on at a time
     NUM_GROUPS,
-    GROUP_PAIRS,  # pairs of output tiles in a group
+    GROUP_STARTS,  # int32 [groups + 1]: pairs of output tiles of each group
     INPUT,
     INPUT_STRIDE,
-    INPUT_TILES,  # room for the activations as tiles: ceil(rows / 16) * K_TILES tiles
+    INPUT_TILES,  # room for the activations as tiles: ceil(rows / 16) * K_TILES tiles, by K_BLOCK
     WEIGHT,  # tiles [outputs / 32, K_TILES, 2]
     OUT,
     OUT_STRIDE,
@@ -72,12 +72,29 @@ def _caller(build: Any, num_constants: int, num_args: int) -> Any:
     return typing
 
 
+def _multiplier(module, rows, columns, native):
+    return amx_ir.tile_function(module, amx_ir.Shape(rows, columns), native)
+
+
 @intrinsic(prefer_literal=True)
 def multiply_tiles(
-    _context, row_tiles, native, version, a, a_stride, b, c, steps, go_on, ahead, lines
+    _context,
+    rows,
+    columns,
+    native,
+    version,
+    count,
+    a,
+    a_stride,
+    b,
+    c,
+    steps,
+    go_on,
+    ahead,
+    lines,
 ):
-    """amx_ir.tile_function; the first three arguments are constants."""
-    return _caller(amx_ir.tile_function, 2, 8)((row_tiles, native, version))
+    """amx_ir.tile_function; the arguments up to `version` are constants."""
+    return _caller(_multiplier, 3, 9)((rows, columns, native, version))
 
 
 @intrinsic(prefer_literal=True)
@@ -109,26 +126,30 @@ def end_amx(_context, native):
 
 
 @functools.cache
-def gemm_kernel(native: bool) -> int:
+def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
     """Address of the kernel `void f(int64 *block)`; if not `native`, one for any CPU."""
     version = source_version()
     plain, add, silu_mul = amx_ir.PLAIN, amx_ir.ADD, amx_ir.SILU_MUL
+    rows_at_once, columns = shape.rows, shape.columns
 
     def kernel(block: Any) -> None:
         a = carray(int64_at(block), (NUM_FIELDS,))
-        rows, k_tiles, pairs = a[NUM_ROWS], a[K_TILES], a[GROUP_PAIRS]
+        rows, k_tiles, k_block = a[NUM_ROWS], a[K_TILES], a[K_BLOCK]
         row_tiles = (rows + _ROWS - 1) // _ROWS
-        row_stride = k_tiles * _TILE
 
-        # Activations to tiles: a unit is a few tiles of 16 rows. Rows behind the last are zero.
+        # Activations to tiles, a block of inputs after the other, so that what is used together
+        # lies together. A unit is a few tiles of 16 rows. Rows behind the last are zero.
         pieces = (k_tiles + _COPY_TILES - 1) // _COPY_TILES
         unit = fetch_add(block + NEXT_COPY * 8, 1)
         while unit < row_tiles * pieces:
             first = unit % pieces * _COPY_TILES
+            begin = first // k_block * k_block
+            steps = min(k_block, k_tiles - begin)
+            place = begin * row_tiles + unit // pieces * steps - begin
             for i in range(_ROWS):
                 row = unit // pieces * _ROWS + i
                 source = a[INPUT] + row * a[INPUT_STRIDE]
-                to = a[INPUT_TILES] + unit // pieces * row_stride + i * 64
+                to = a[INPUT_TILES] + place * _TILE + i * 64
                 for k in range(first, min(first + _COPY_TILES, k_tiles)):
                     if row < rows:
                         copy_bytes(to + k * _TILE, source + k * 64, 64)
@@ -142,100 +163,60 @@ def gemm_kernel(native: bool) -> int:
 
         begin_amx(native, a[CONFIG])
         sums = a[SUMS] + fetch_add(block + NEXT_THREAD * 8, 1) * a[SUMS_STRIDE]
-        row_pairs = (row_tiles + 1) // 2
+        row_blocks = (row_tiles + rows_at_once - 1) // rows_at_once
+        lines = (32 // (2 // columns) + row_blocks - 1) // row_blocks
+        starts = carray(int32_at(a[GROUP_STARTS]), (a[NUM_GROUPS] + 1,))
         group = fetch_add(block + NEXT_GROUP * 8, 1)
         while group < a[NUM_GROUPS]:
             coming = fetch_add(block + NEXT_GROUP * 8, 1)
-            for k0 in range(0, k_tiles, a[K_BLOCK]):
-                steps = min(a[K_BLOCK], k_tiles - k0)
-                for p in range(pairs):
-                    pair = group * pairs + p
+            for k0 in range(0, k_tiles, k_block):
+                steps = min(k_block, k_tiles - k0)
+                for pair in range(starts[group], starts[group + 1]):
                     weight = a[WEIGHT] + (pair * k_tiles + k0) * 2 * _TILE
                     # Where the weights go on: next pair, next block of inputs, next group, or here.
                     ahead = weight
-                    if p + 1 < pairs:
+                    if pair + 1 < starts[group + 1]:
                         ahead = weight + k_tiles * 2 * _TILE
                     elif k0 + steps < k_tiles:
-                        ahead = a[WEIGHT] + (group * pairs * k_tiles + k0 + steps) * 2 * _TILE
+                        ahead = a[WEIGHT] + (starts[group] * k_tiles + k0 + steps) * 2 * _TILE
                     elif coming < a[NUM_GROUPS]:
-                        ahead = a[WEIGHT] + coming * pairs * k_tiles * 2 * _TILE
-                    lines = (32 + row_pairs - 1) // row_pairs
-                    for r in range(row_pairs):
-                        left = a[INPUT_TILES] + 2 * r * row_stride + k0 * _TILE
-                        to = sums + (p * row_pairs + r) * 4 * _TILE
-                        piece = ahead + r * steps * lines * 64
-                        if 2 * r + 1 < row_tiles:
+                        ahead = a[WEIGHT] + starts[coming] * k_tiles * 2 * _TILE
+                    left = a[INPUT_TILES] + k0 * row_tiles * _TILE
+                    to = sums + (pair - starts[group]) * row_tiles * 2 * _TILE
+                    for column in range(0, 2, columns):
+                        for r in range(0, row_tiles, rows_at_once):
                             multiply_tiles(
-                                2,
+                                rows_at_once,
+                                columns,
                                 native,
                                 version,
-                                left,
-                                row_stride,
-                                weight,
-                                to,
+                                min(rows_at_once, row_tiles - r),
+                                left + r * steps * _TILE,
+                                steps * _TILE,
+                                weight + column * _TILE,
+                                to + (2 * r + column) * _TILE,
                                 steps,
                                 k0,
-                                piece,
+                                ahead,
                                 lines,
                             )
+                            ahead += steps * lines * 64
+                    if k0 + steps < k_tiles:
+                        continue
+                    for r in range(row_tiles):
+                        row = r * _ROWS
+                        count = min(_ROWS, rows - row)
+                        tile = to + 2 * r * _TILE
+                        out = a[OUT] + row * a[OUT_STRIDE] + pair * 64
+                        other = a[OTHER] + row * a[OTHER_STRIDE] + pair * 64
+                        stride, beside = a[OUT_STRIDE], a[OTHER_STRIDE]
+                        if a[EPILOGUE] == plain:
+                            end_tiles(plain, native, version, tile, count, out, stride, other, 0)
+                        elif a[EPILOGUE] == add:
+                            end_tiles(add, native, version, tile, count, out, stride, other, beside)
                         else:
-                            multiply_tiles(
-                                1,
-                                native,
-                                version,
-                                left,
-                                row_stride,
-                                weight,
-                                to,
-                                steps,
-                                k0,
-                                piece,
-                                lines,
-                            )
-                        if k0 + steps < k_tiles:
-                            continue
-                        for half in range(min(2, row_tiles - 2 * r)):
-                            row = (2 * r + half) * _ROWS
-                            count = min(_ROWS, rows - row)
-                            tile = to + half * 2 * _TILE
-                            out = a[OUT] + row * a[OUT_STRIDE] + pair * 64
-                            other = a[OTHER] + row * a[OTHER_STRIDE] + pair * 64
-                            if a[EPILOGUE] == plain:
-                                end_tiles(
-                                    plain,
-                                    native,
-                                    version,
-                                    tile,
-                                    count,
-                                    out,
-                                    a[OUT_STRIDE],
-                                    other,
-                                    0,
-                                )
-                            elif a[EPILOGUE] == add:
-                                end_tiles(
-                                    add,
-                                    native,
-                                    version,
-                                    tile,
-                                    count,
-                                    out,
-                                    a[OUT_STRIDE],
-                                    other,
-                                    a[OTHER_STRIDE],
-                                )
-                            else:
-                                end_tiles(
-                                    silu_mul,
-                                    native,
-                                    version,
-                                    tile,
-                                    count,
-                                    out - pair * 32,
-                                    a[OUT_STRIDE],
-                                    other,
-                                    0,
-                                )
+                            out -= pair * 32
+                            end_tiles(silu_mul, native, version, tile, count, out, stride, other, 0)
             group = coming
         end_amx(native)
 

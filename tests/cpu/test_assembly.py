@@ -85,9 +85,9 @@ def test_whole_kernels_compile_for_a_cpu_with_amx() -> None:
         "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in features),
     }
     code = (
-        "from dualpace.cpu import ceilings, decode_kernel, gemm_kernel\n"
+        "from dualpace.cpu import ceilings, decode_kernel, gemm, gemm_kernel\n"
         "from dualpace.cpu.block_ir import BlockShape\n"
-        "assert gemm_kernel.gemm_kernel(True)\n"
+        "assert gemm_kernel.gemm_kernel(gemm.tile_shape(1), True)\n"
         "assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True))\n"
         "assert ceilings._tile_spinner()\n"
     )

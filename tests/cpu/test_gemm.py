@@ -2,18 +2,22 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from llvmlite import binding as llvm
 from llvmlite import ir
 
 from dualpace.cpu import amx_ir
-from dualpace.cpu.gemm import Epilogue, TileLinear, fits, group_pairs
+from dualpace.cpu.gemm import Epilogue, TileLinear, fits, group_starts, tile_shape
 from dualpace.cpu.isa import Level, detected
 from dualpace.cpu.memory import Scratch
 
 # On a CPU with AMX the unit itself is tested.
 NATIVE = detected().has(Level.AMX)
+
+
+SHAPES = sorted({tile_shape(n) for n in range(1, 33)}, key=str)
 
 
 def bf16(*size: int) -> torch.Tensor:
@@ -31,7 +35,7 @@ def expected(
 
 
 @pytest.mark.parametrize("epilogue", Epilogue)
-@pytest.mark.parametrize("rows", [1, 5, 16, 17, 33, 48, 64])
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 64, 140])
 def test_matches_float64(rows: int, epilogue: Epilogue) -> None:
     outputs, inputs = 192, 96
     x, weight = bf16(rows, inputs), bf16(outputs, inputs)
@@ -92,14 +96,15 @@ def test_misfits_are_refused() -> None:
         linear(bf16(2, 64))
 
 
-@pytest.mark.parametrize(
-    ("pairs", "threads", "row_tiles", "longest"),
-    [(896, 16, 16, 56), (192, 16, 16, 12), (128, 16, 4, 8), (18, 16, 1, 2), (128, 13, 1, 10)],
-)
-def test_groups_divide_the_work(pairs: int, threads: int, row_tiles: int, longest: int) -> None:
-    size = group_pairs(pairs, threads, row_tiles)
-    assert pairs % size == 0
-    assert -(-(pairs // size) // threads) * size == longest
+@pytest.mark.parametrize("row_tiles", [1, 4, 16, 32])
+@pytest.mark.parametrize(("pairs", "threads"), [(896, 16), (192, 16), (18, 16), (128, 13), (1, 4)])
+def test_groups_cover_the_outputs_and_shrink(pairs: int, threads: int, row_tiles: int) -> None:
+    sizes = np.diff(group_starts(pairs, threads, row_tiles))
+    assert sizes.sum() == pairs and sizes.min() >= 1
+    assert (np.diff(sizes) <= 0).all()  # the last are the smallest, for who comes first
+    assert sizes[-1] == 1 and sizes[0] <= max(1, pairs // threads)
+    # What a thread keeps of sums fits its share of a second-level cache.
+    assert sizes[0] * row_tiles * 2 * amx_ir.TILE <= 1 << 18
 
 
 def assembly(build: "object", *args: object) -> str:
@@ -112,12 +117,14 @@ def assembly(build: "object", *args: object) -> str:
     return machine.emit_assembly(llvm.parse_assembly(str(module)))
 
 
-@pytest.mark.parametrize("row_tiles", [1, 2])
-def test_inner_loop_is_tiles_only(row_tiles: int) -> None:
-    text = assembly(amx_ir.tile_function, row_tiles, True)
-    assert text.count("tdpbf16ps") == 2 * row_tiles
-    assert text.count("tileloadd") == 2 * row_tiles + row_tiles + 2  # sums, left, right
-    assert text.count("tilestored") == text.count("tilezero") == 2 * row_tiles
+@pytest.mark.parametrize("shape", SHAPES)
+def test_inner_loops_are_tiles_only(shape: amx_ir.Shape) -> None:
+    text = assembly(amx_ir.tile_function, shape, True)
+    counts = range(1, shape.rows + 1)
+    sums = shape.columns * sum(counts)
+    assert text.count("tilezero") == text.count("tilestored") == sums
+    assert text.count("tdpbf16ps") == sums
+    assert text.count("tileloadd") == sums + sum(n + shape.columns for n in counts)
     assert "prefetcht1" in text
     assert "%zmm" not in text
 
