@@ -19,13 +19,14 @@ def test_every_block_once_and_balanced(
     blocks = [-(-n // 16) for n in lens]
     seen = {(r, h): np.zeros(blocks[r], int) for r in range(len(lens)) for h in range(kv_heads)}
     for segment in plan.segments:
-        seen[segment[ROW], segment[HEAD]][segment[BEGIN] : segment[END]] += 1
+        for h in range(plan.heads_per_item):
+            seen[segment[ROW], segment[HEAD] + h][segment[BEGIN] : segment[END]] += 1
     assert all((counts == 1).all() for counts in seen.values())
 
     chunks = plan.chunk_blocks()
     assert len(chunks) == plan.num_chunks >= 1
     assert plan.num_threads == (threads if plan.num_chunks > 1 else 1)
-    total = sum(blocks) * kv_heads
+    total = sum(blocks) * kv_heads // plan.heads_per_item
     assert chunks.sum() == total
     # Even to within a block of rounding, plus the small move to a near request border at each end.
     share = total / max(1, min(threads * chunks_per_thread, total // 8))
@@ -49,6 +50,13 @@ def test_slots_of_a_cut_request_are_its_own(lens: list[int], threads: int) -> No
 
 def test_equal_requests_are_not_cut() -> None:
     assert plan_decode([1024] * 8, 8, 16).num_slots == 0
+
+
+def test_large_batches_walk_pairs_of_heads_in_more_chunks() -> None:
+    small, large = (plan_decode([n] * 4, 8, 2) for n in (200, 3000))
+    assert small.heads_per_item == 1 and large.heads_per_item == 2
+    assert small.num_chunks < large.num_chunks
+    assert plan_decode([9000] * 4, 3, 2).heads_per_item == 1  # an odd number of heads
 
 
 def test_heads_walked_together() -> None:
