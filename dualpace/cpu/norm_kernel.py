@@ -1,0 +1,57 @@
+# mypy: ignore-errors
+# (Numba and llvmlite ship no types, and kernels are typed by the compiler.)
+"""The kernel behind `norm_rows`: RMSNorm of bf16 rows, a row at a time a thread. It knows addresses
+and strides, and nothing about tensors.
+"""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, types
+
+from dualpace.cpu.primitives import fetch_add, float_of_bits, int64_at, narrow, uint16_at, widen
+
+# Fields of the argument block. Strides are in bytes.
+(
+    NEXT_ROW,  # atomic; the caller sets it to 0
+    NUM_ROWS,
+    WIDTH,
+    INPUT,
+    INPUT_STRIDE,
+    WEIGHT,
+    OUT,
+    OUT_STRIDE,
+    EPSILON_BITS,  # a float32 as an integer
+    NUM_FIELDS,
+) = range(10)
+
+
+@functools.cache
+def norm_kernel() -> int:
+    """Address of the kernel `void f(int64 *block)`."""
+
+    def kernel(block: Any) -> None:
+        a = carray(int64_at(block), (NUM_FIELDS,))
+        width = a[WIDTH]
+        weight = carray(uint16_at(a[WEIGHT]), (width,))
+        row = fetch_add(block + NEXT_ROW * 8, 1)
+        while row < a[NUM_ROWS]:
+            x = carray(uint16_at(a[INPUT] + row * a[INPUT_STRIDE]), (width,))
+            out = carray(uint16_at(a[OUT] + row * a[OUT_STRIDE]), (width,))
+            total = np.float32(0.0)
+            for i in range(width):
+                value = widen(x[i])
+                total += value * value
+            mean = total / np.float32(width) + float_of_bits(np.uint32(a[EPSILON_BITS]))
+            scale = np.float32(1.0) / np.float32(math.sqrt(mean))
+            for i in range(width):
+                # Rounded in between, as the stage's source is.
+                normal = widen(narrow(widen(x[i]) * scale))
+                out[i] = narrow(normal * widen(weight[i]))
+            row = fetch_add(block + NEXT_ROW * 8, 1)
+
+    fast = {"contract", "reassoc", "nsz"}
+    signature = types.void(types.intp)
+    return int(cfunc(signature, cache=True, fastmath=fast, error_model="numpy")(kernel).address)
