@@ -8,6 +8,7 @@ JSON line. This file knows nothing about serving.
 import argparse
 import itertools
 import json
+import mmap
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from dualpace.cpu import packed, topology
 from dualpace.cpu.attention import PagedDecoder, block_shape, plan_decode
+from dualpace.cpu.bench_iteration import TINY, Model, iteration_table
 from dualpace.cpu.ceilings import best_seconds, read_bandwidth, tile_rate
 from dualpace.cpu.gemm import Epilogue, TileLinear
 from dualpace.cpu.isa import Level, detect
@@ -71,8 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="default: one a usable core")
     parser.add_argument("--isa", help="instruction level to use instead of the best")
     parser.add_argument("--only", choices=("attention", "dense"), help="one part alone")
-    parser.add_argument("--chunks", type=int, default=1, help="attention chunks a thread")
-    parser.add_argument("--heads", type=int, default=1, help="KV heads walked together")
+    parser.add_argument("--chunks", type=int, help="attention chunks a thread")
+    parser.add_argument("--heads", type=int, help="KV heads walked together")
+    parser.add_argument("--iteration", action="store_true", help="a decode iteration by stages")
     parser.add_argument("--scaling", metavar="FILE", help="plot attention over thread counts")
     options = parser.parse_args(arguments)
     sizes = QUICK if options.quick else LLAMA_8B
@@ -93,18 +96,24 @@ def main(arguments: list[str] | None = None) -> int:
     }
     for name, value in report.items():
         print(f"{name:12} {value}")
+    options.tile_rate = tile_rate(threads) if isa.has(Level.AMX) else None
     bandwidth = read_bandwidth(huge_empty(sizes.memory).fill_(1), threads)
     report["read_gb_s"] = round(bandwidth / GB, 1)
     print(f"{'read':12} {report['read_gb_s']} GB/s, {threads} threads, huge pages")
-    if isa.has(Level.AMX):
-        report["amx_tflop_s"] = round(tile_rate(threads) / 1e12, 2)
+    if options.tile_rate:
+        report["amx_tflop_s"] = round(options.tile_rate / 1e12, 2)
         print(f"{'AMX':12} {report['amx_tflop_s']} TFLOP/s from registers")
     if options.only != "dense":
-        report["attention"] = attention_table(sizes, threads, bandwidth, options)
+        report["attention"] = attention_table(sizes, threads, options)
     if options.only != "attention":
         report["dense"] = dense_table(sizes, threads, bandwidth, isa.has(Level.AMX))
+    if options.iteration:
+        model, batches = (TINY, (2, 8)) if options.quick else (Model(), (8, 64, 256))
+        table = iteration_table(model, batches, 1024, bandwidth, options.tile_rate)
+        report["iteration"] = table
     if options.scaling:
-        report["scaling"] = scaling(sizes, threads, options.scaling, isa.level)
+        report["scaling"] = scaling(sizes, threads, isa.level)
+        draw_scaling(report["scaling"], options.scaling)
     wrong = [r for r in report.get("attention", []) + report.get("dense", []) if not r["right"]]
     report["wrong"] = len(wrong)
     print(json.dumps(report))
@@ -115,7 +124,14 @@ class AttentionCase:
     """One batch over a pool that is larger than the cache, read through several block tables."""
 
     def __init__(
-        self, sizes: Sizes, rows: int, context: int, block_major: bool, threads: int, options: Any
+        self,
+        sizes: Sizes,
+        rows: int,
+        context: int,
+        block_major: bool,
+        threads: int,
+        options: Any,
+        empty: Callable[[int], Tensor] = huge_empty,
     ) -> None:
         s, self.rows, self.context = sizes, rows, context
         blocks = -(-context // 16)
@@ -124,13 +140,12 @@ class AttentionCase:
         layers = max(2, min(16, -(-s.memory // self.bytes)))
         num_blocks = max(rows * blocks, s.memory // layers // one)
         shape = (num_blocks, layers) if block_major else (layers, num_blocks)
-        pool = _filled(num_blocks * layers * one).view(*shape, 2, s.kv_heads, 16, s.head_dim)
+        self.memory = _filled(empty(num_blocks * layers * one))
+        pool = self.memory.view(*shape, 2, s.kv_heads, 16, s.head_dim)
         self.pool = [pool[:, i] if block_major else pool[i] for i in range(layers)]
         self.q = torch.randn(rows, s.q_heads, s.head_dim).to(BF16)
         self.out = torch.empty_like(self.q)
         self.scale = s.head_dim**-0.5
-        lens = np.full(rows, context, np.int32)
-        plan = plan_decode(lens, s.kv_heads, threads, options.chunks, options.heads)
         heads = s.q_heads, s.kv_heads
         kind = block_shape(s.head_dim, s.q_heads // s.kv_heads, BF16, options.level)
         self.tables, self.decoders = [], []
@@ -138,8 +153,17 @@ class AttentionCase:
             chosen = torch.randperm(num_blocks)[: rows * blocks]
             self.tables.append(chosen.to(torch.int32).view(rows, blocks))
             self.decoders.append(PagedDecoder(*heads, s.head_dim, BF16, kind))
-            self.decoders[-1].begin(plan, self.tables[-1])
         self.turn = 0
+        self.plan(threads, options.chunks, options.heads)
+
+    def plan(self, threads: int, chunks: int | None, heads: int | None) -> None:
+        """Divide the work anew: threads, chunks a thread, KV heads walked together (None: as the
+        plan chooses).
+        """
+        lens = np.full(self.rows, self.context, np.int32)
+        plan = plan_decode(lens, self.pool[0].shape[2], threads, chunks, heads)
+        for decoder, table in zip(self.decoders, self.tables, strict=True):
+            decoder.begin(plan, table)
 
     def run(self) -> None:
         self.turn += 1
@@ -161,26 +185,37 @@ class AttentionCase:
         return float((self.out[:2].double() - exact.flatten(1, 2)).abs().max())
 
 
-def _filled(num_bytes: int) -> Tensor:
+def shared_empty(num_bytes: int) -> Tensor:
+    """Zeroed memory that processes could share, as the engine's host pool is: in pages of 4 KiB
+    where the kernel keeps huge ones from shared memory.
+    """
+    file = os.memfd_create("bench")
+    os.ftruncate(file, num_bytes)
+    area = mmap.mmap(file, num_bytes)
+    os.close(file)
+    return torch.frombuffer(area, dtype=torch.uint8)
+
+
+def _filled(memory: Tensor) -> Tensor:
     """bf16 between 2^-7 and 1, the same few million again and again."""
-    pool = huge_empty(num_bytes).view(torch.int16)
+    pool = memory.view(torch.int16)
     pattern = torch.empty(1 << 22, dtype=torch.int16).random_(0x3C00, 0x3F80)
     for piece in torch.split(pool, len(pattern)):
         piece.copy_(pattern[: len(piece)])
     return pool.view(BF16)
 
 
-def attention_table(
-    sizes: Sizes, threads: int, bandwidth: float, options: Any
-) -> list[dict[str, Any]]:
+def attention_table(sizes: Sizes, threads: int, options: Any) -> list[dict[str, Any]]:
     print(f"\nattention, {sizes.q_heads}/{sizes.kv_heads} heads of {sizes.head_dim}, bf16")
-    print("rows context layout           MB       ms   GB/s  of read   SDPA ms    error")
+    print("rows context layout           MB       ms   GB/s  pool read  ratio   SDPA ms    error")
     records = []
     for rows, context in sizes.batches:
         for block_major in (False, True):
             case = AttentionCase(sizes, rows, context, block_major, threads, options)
             seconds = best_seconds(case.run, sizes.repeats * len(case.pool))
             rate, error = case.bytes / seconds, case.error()
+            # Memory is not alike everywhere: the ceiling is that of the very pool.
+            read = read_bandwidth(case.memory, threads)
             record = {
                 "rows": rows,
                 "context": context,
@@ -188,7 +223,8 @@ def attention_table(
                 "mb": round(case.bytes / 1e6, 1),
                 "ms": round(seconds * 1e3, 4),
                 "gb_s": round(rate / GB, 1),
-                "of_read": round(rate / bandwidth, 3),
+                "pool_read_gb_s": round(read / GB, 1),
+                "of_read": round(rate / read, 3),
                 "sdpa_ms": None if block_major else round(_sdpa(case) * 1e3, 2),
                 "right": error < 2**-7,
             }
@@ -196,7 +232,8 @@ def attention_table(
             peer = "" if block_major else f"{record['sdpa_ms']:9.2f}"
             print(
                 f"{rows:4} {context:7} {record['layout']:12} {record['mb']:8.1f} "
-                f"{record['ms']:8.3f} {record['gb_s']:6.1f} {record['of_read']:8.0%} {peer:9} "
+                f"{record['ms']:8.3f} {record['gb_s']:6.1f} {record['pool_read_gb_s']:10.1f} "
+                f"{record['of_read']:6.0%} {peer:9} "
                 f"{error:8.1e}",
                 flush=True,
             )
@@ -298,35 +335,40 @@ def _dense_reference(x: Tensor, residual: Tensor, weights: list[Tensor]) -> Tens
     return (F.silu(gate) * up) @ down.T + y
 
 
-def scaling(sizes: Sizes, most: int, path: str, level: Level) -> list[dict[str, Any]]:
-    """Attention and plain reading over thread counts, drawn into the file `path`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def scaling(sizes: Sizes, most: int, level: Level) -> list[dict[str, Any]]:
+    """Attention, and plain reading of its pool, over thread counts."""
     rows, context = max(sizes.batches, key=lambda batch: min(batch[0] * batch[1], 32768))
-    options = argparse.Namespace(chunks=1, heads=1, level=level)
-    counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < most] + [most]
+    options = argparse.Namespace(chunks=None, heads=None, level=level)
+    case = AttentionCase(sizes, rows, context, True, most, options)
     records = []
-    for n in counts:
+    for n in [n for n in (1, 2, 4, 8, 16, 32, 64) if n < most] + [most]:
         torch.set_num_threads(n)
-        case = AttentionCase(sizes, rows, context, True, n, options)
-        rate = case.bytes / best_seconds(case.run, sizes.repeats * len(case.pool))
-        read = read_bandwidth(huge_empty(sizes.memory).fill_(1), n)
+        case.plan(n, None, None)
+        rate = case.bytes / best_seconds(case.run, sizes.repeats)
+        read = read_bandwidth(case.memory, n)
         records.append(
             {"threads": n, "read_gb_s": round(read / GB, 1), "gb_s": round(rate / GB, 1)}
         )
         print(f"{n:3} threads: read {read / GB:6.1f} GB/s, attention {rate / GB:6.1f} GB/s")
     torch.set_num_threads(most)
+    return records
+
+
+def draw_scaling(records: list[dict[str, Any]], path: str) -> None:
+    """The records of `scaling` as a figure in the file `path`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    counts = [r["threads"] for r in records]
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    for key, label in (("read_gb_s", "read"), ("gb_s", f"attention, {rows} x {context}")):
+    for key, label in (("read_gb_s", "read"), ("gb_s", "paged attention")):
         axes.plot(counts, [r[key] for r in records], marker="o", label=label)
     axes.set(xlabel="threads", ylabel="GB/s", xscale="log")
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.legend()
     figure.savefig(path, bbox_inches="tight")
-    return records
 
 
 def _cpu_name() -> str:

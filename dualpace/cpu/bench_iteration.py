@@ -1,0 +1,210 @@
+"""Benchmark of a whole decode iteration of Llama-3.1-8B's shape, split by stage, beside a roofline.
+
+The layers' weights and KV rotate through a few sets that together exceed the last-level cache, so
+that memory is read as if there were as many as the model has. The roofline of a stage is the larger
+of its bytes over the read bandwidth and its operations over the tile unit's rate, where there is
+one. This file knows nothing about engines.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dualpace.cpu import packed
+from dualpace.cpu.append import kv_append
+from dualpace.cpu.attention import PagedDecoder, plan_decode
+from dualpace.cpu.dense_stage import PostAttention, Rooms, norm_rows
+from dualpace.cpu.gemm import TileLinear
+from dualpace.cpu.memory import huge_empty
+
+BF16 = torch.bfloat16
+STAGES = ("pre", "append", "attention", "post", "final")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of the model, and how many sets of weights and KV stand for its layers."""
+
+    hidden: int = 4096
+    intermediate: int = 14336
+    q_heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocab: int = 128256
+    layers: int = 32
+    sets: int = 4
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Numbers of a layer, and of the head, by stage."""
+        attn, kv = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "pre": self.hidden * (attn + 2 * kv),
+            "post": self.hidden * (attn + 3 * self.intermediate),
+            "final": self.hidden * self.vocab,
+        }
+
+
+TINY = Model(576, 1536, 9, 3, 64, 2048, layers=4, sets=2)
+
+
+def random_matrix(rows: int, width: int) -> Tensor:
+    """bf16 of either sign, about 1 / sqrt(width), the same few million again and again."""
+    pattern = (torch.rand(1 << 22) * 2 - 1).mul_(width**-0.5).to(BF16)
+    whole = huge_empty(rows * width * 2).view(BF16)
+    for piece in torch.split(whole, len(pattern)):
+        piece.copy_(pattern[: len(piece)])
+    return whole.view(rows, width)
+
+
+class Iteration:
+    """One batch with its layers, pool and block tables."""
+
+    def __init__(self, model: Model, rows: int, context: int, layers: list[Any]) -> None:
+        m, self.rows = model, rows
+        self.model, self.layers = model, layers
+        blocks = -(-context // 16)
+        one = 2 * m.kv_heads * 16 * m.head_dim
+        pool = random_matrix(rows * blocks * m.sets, one)
+        pool = pool.view(rows * blocks, m.sets, 2, m.kv_heads, 16, m.head_dim)
+        self.pools = [pool[:, i] for i in range(m.sets)]
+        self.tables = torch.randperm(rows * blocks).int().view(rows, blocks)
+        self.positions = torch.full((rows,), context - 1)
+        self.slots = self.tables[:, -1].long() * 16 + (context - 1) % 16
+        self.decoder = PagedDecoder(m.q_heads, m.kv_heads, m.head_dim, BF16)
+        self.lens = np.full(rows, context, np.int32)
+        angles = self.positions[:, None, None] * 5e5 ** -(torch.arange(0, 1, 2 / m.head_dim))
+        self.cos, self.sin = angles.cos().to(BF16), angles.sin().to(BF16)
+        self.norm = torch.ones(m.hidden, dtype=BF16)
+        self.spent = dict.fromkeys(STAGES, 0.0)
+
+    def run(self, x: Tensor) -> Tensor:
+        m, spent = self.model, self.spent
+        plan = plan_decode(self.lens, m.kv_heads, torch.get_num_threads())
+        self.decoder.begin(plan, self.tables)
+        out = torch.empty(self.rows, m.q_heads, m.head_dim, dtype=BF16)
+        normal = torch.empty_like(x)
+        qkv_heads = m.q_heads + 2 * m.kv_heads
+        now = time.perf_counter()
+
+        def lap(stage: str) -> None:
+            nonlocal now
+            then, now = now, time.perf_counter()
+            spent[stage] += now - then
+
+        for i in range(m.layers):
+            qkv, post, _ = self.layers[i % m.sets]
+            norm_rows(x, self.norm, 1e-5, normal)
+            q, k, v = torch.split(
+                qkv(normal).view(self.rows, qkv_heads, m.head_dim),
+                (m.q_heads, m.kv_heads, m.kv_heads),
+                dim=1,
+            )
+            q, k = self._rope(q), self._rope(k)
+            lap("pre")
+            kv_append(k, v, self.pools[i % m.sets], self.slots)
+            lap("append")
+            self.decoder.run(q, self.pools[i % m.sets], m.head_dim**-0.5, out)
+            lap("attention")
+            x = post(out.view(self.rows, -1), x)
+            lap("post")
+        norm_rows(x, self.norm, 1e-5, normal)
+        tokens = self.layers[0][2](normal).argmax(1)
+        lap("final")
+        return tokens
+
+    def _rope(self, x: Tensor) -> Tensor:
+        low, high = x.chunk(2, -1)
+        cos, sin = self.cos, self.sin
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+
+def make_layers(model: Model, amx: bool) -> list[Any]:
+    """(qkv, post, head) of each set; one head for all."""
+    m, rooms = model, Rooms()
+    attn, kv = m.q_heads * m.head_dim, m.kv_heads * m.head_dim
+    norm = torch.ones(m.hidden, dtype=BF16)
+
+    def linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
+        if amx:
+            return TileLinear(weight, scratch=rooms.tiles)
+        handle, outputs = packed.pack(weight), weight.shape[0]
+        return lambda x: packed.packed_linear(x, handle, outputs)
+
+    def post() -> Callable[[Tensor, Tensor], Tensor]:
+        o = random_matrix(m.hidden, attn)
+        gate_up = random_matrix(2 * m.intermediate, m.hidden)
+        down = random_matrix(m.hidden, m.intermediate)
+        if amx:
+            return PostAttention(o, norm, gate_up, down, 1e-5, rooms)
+        first, second, third = linear(o), linear(gate_up), linear(down)
+
+        def run(attention: Tensor, x: Tensor) -> Tensor:
+            x = x + first(attention)
+            normal = torch.empty_like(x)
+            norm_rows(x, norm, 1e-5, normal)
+            gate, up = second(normal).chunk(2, 1)
+            return x + third(F.silu(gate) * up)
+
+        return run
+
+    head = linear(random_matrix(m.vocab, m.hidden))
+    return [(linear(random_matrix(attn + 2 * kv, m.hidden)), post(), head) for _ in range(m.sets)]
+
+
+def iteration_table(
+    model: Model, batches: tuple[int, ...], context: int, bandwidth: float, rate: float | None
+) -> list[dict[str, Any]]:
+    """Times of decode iterations of each batch. bandwidth in bytes/s, rate in FLOP/s (None: no tile
+    unit, and then oneDNN).
+    """
+    layers = make_layers(model, rate is not None)
+    print(f"\ndecode iteration, {model.layers} layers, context {context}, bf16")
+    print("rows       ms  tokens/s   of roofline   " + "  ".join(f"{s:>10}" for s in STAGES))
+    records = []
+    for rows in batches:
+        case = Iteration(model, rows, context, layers)
+        x = torch.randn(rows, model.hidden).to(BF16)
+        case.run(x)
+        times = []
+        for _ in range(3):
+            case.spent = dict.fromkeys(STAGES, 0.0)
+            start = time.perf_counter()
+            case.run(x)
+            times.append((time.perf_counter() - start, case.spent))
+        seconds, spent = min(times, key=lambda pair: pair[0])
+        ideal = _roofline(model, rows, context, bandwidth, rate)
+        record = {
+            "rows": rows,
+            "ms": round(seconds * 1e3, 2),
+            "tokens_s": round(rows / seconds, 1),
+            "of_roofline": round(sum(ideal.values()) / seconds, 3),
+            "stages_ms": {s: round(t * 1e3, 2) for s, t in spent.items()},
+            "roofline_ms": {s: round(t * 1e3, 2) for s, t in ideal.items()},
+        }
+        records.append(record)
+        stages = "  ".join(f"{spent[s] * 1e3:10.2f}" for s in STAGES)
+        print(
+            f"{rows:4} {record['ms']:8.1f} {record['tokens_s']:9.1f} {record['of_roofline']:12.0%}"
+            f"    {stages}",
+            flush=True,
+        )
+    return records
+
+
+def _roofline(
+    m: Model, rows: int, context: int, bandwidth: float, rate: float | None
+) -> dict[str, float]:
+    """Seconds of each stage over all layers."""
+    ideal = {
+        stage: max(2 * n / bandwidth, 2 * n * rows / rate if rate else 0.0)
+        for stage, n in m.weights.items()
+    }
+    ideal["attention"] = 4 * m.kv_heads * m.head_dim * context * rows / bandwidth
+    return {s: t * (1 if s == "final" else m.layers) for s, t in ideal.items()}
