@@ -69,8 +69,10 @@ class GraphStore:
         """Drop every graph of which a file is missing or damaged, and word that all is done."""
         with self._lock("lock"):
             for path in self.folder.glob("*.graph"):
-                if not self._is_whole(path.with_suffix(".json")):
-                    path.unlink()
+                damaged = self._damaged(path.with_suffix(".json"))
+                if damaged is None or damaged:
+                    for file in (path, *(damaged or ())):
+                        file.unlink(missing_ok=True)
                     for note in self.folder.glob("done-*.note"):
                         note.unlink()
 
@@ -125,11 +127,11 @@ class GraphStore:
         sums = {f"{name}.graph": _checksum(written)}
         for file in [path for path in compiler.rglob("*") if path.is_file()]:
             place = self.compiler / file.relative_to(compiler)
-            if file.suffix == ".so":
-                sums[str(place.relative_to(self.folder))] = _checksum(file)
             place.parent.mkdir(parents=True, exist_ok=True)
-            if not place.exists() or file.suffix == ".so":
+            if not place.exists():  # graphs may share a kernel
                 os.replace(file, place)
+            if file.suffix == ".so":
+                sums[str(place.relative_to(self.folder))] = _checksum(place)
         self._write(self.folder / f"{name}.json", json.dumps(sums))
         os.replace(written, self.folder / f"{name}.graph")  # last: from now on it is there
 
@@ -138,12 +140,18 @@ class GraphStore:
         partial.write_text(text)
         os.replace(partial, path)
 
-    def _is_whole(self, manifest: Path) -> bool:
+    def _damaged(self, manifest: Path) -> list[Path] | None:
+        """Files that are not what the manifest says; None for a manifest that cannot be read."""
         try:
             sums = json.loads(manifest.read_text())
-            return all(_checksum(self.folder / file) == sum_ for file, sum_ in sums.items())
-        except (OSError, ValueError):
-            return False
+            files = {self.folder / name: expected for name, expected in sums.items()}
+        except (OSError, ValueError, AttributeError):
+            return None
+        return [
+            file
+            for file, expected in files.items()
+            if not file.is_file() or _checksum(file) != expected
+        ]
 
     @contextmanager
     def _lock(self, name: str, wait: bool = True) -> Iterator[None]:
