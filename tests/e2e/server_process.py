@@ -33,9 +33,13 @@ class Server:
             start_new_session=True,
         )
         self.url = f"http://127.0.0.1:{port}"
-        self._wait_ready()
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         self.family = [p.pid for p in psutil.Process(self.process.pid).children(recursive=True)]
-        assert len(self.family) == 3, "engine, GPU worker and CPU worker"
+        assert len(self.family) >= 3, "engine, GPU worker, CPU worker, perhaps builders of graphs"
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
