@@ -14,7 +14,7 @@ from dualpace.runtime.hardware import Hardware
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.batches import blocks_of
 from dualpace.runtime.profile.config import SweepConfig
-from dualpace.runtime.profile.points import Point, prefill_lengths
+from dualpace.runtime.profile.points import KINDS, Point, all_points, prefill_lengths
 from dualpace.runtime.resolve import resolve
 
 C = TypeVar("C", bound=SystemConfig)
@@ -23,12 +23,13 @@ C = TypeVar("C", bound=SystemConfig)
 def measuring_plan(
     config: SystemConfig, sweep: SweepConfig, points: Sequence[Point], hardware: Hardware
 ) -> Plan:
-    """Raises ConfigError where the machine's memory does not hold the sizes."""
+    """Limits are those of the whole sweep, so that every point runs the same graphs; pools hold
+    what these points need. Raises ConfigError where the machine's memory does not."""
     config = copy.deepcopy(config)
     config.hw.profile = None
     config.compile.start = "ahead"  # nothing may compile beside a measurement
     config.assist.post_attention_limit = config.assist.post_layer_limit = 0
-    batches = {kind: [p.batch for p in points if p.kind == kind] for kind in _NEEDS}
+    batches = {kind: [p.batch for p in all_points(sweep) if p.kind == kind] for kind in KINDS}
     config.cpu.max_batch_size = max([1, *batches["route"], *batches["decode"]])
     config.gpu.max_batch_size = max(
         [1, sweep.calibration_rows, *batches["step"], *batches["prefill"]]
@@ -50,9 +51,6 @@ def measuring_plan(
         model=replace(plan.model, num_layers=sweep.layers),
         kv=replace(plan.kv, bytes_per_block=sweep.layers * per_layer),
     )
-
-
-_NEEDS = ("route", "decode", "prefill", "step", "copies")
 
 
 def pool_sizes(sweep: SweepConfig, points: Sequence[Point]) -> tuple[int, int]:

@@ -70,8 +70,8 @@ class Sweep:
     def measure(self) -> dict[str, str]:
         """Measures what is not finished; returns the reason of each point that failed."""
         missing = [point for point in self.points if self.result(point) is None]
-        if done := len(self.points) - len(missing):
-            log.info("%d of %d points are finished already", done, len(self.points))
+        if finished := len(self.points) - len(missing):
+            log.info("%d of %d points are finished already", finished, len(self.points))
         if not missing:
             return {}
         groups = [missing] if self.settings.share_child else [[point] for point in missing]
@@ -82,11 +82,22 @@ class Sweep:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        done, console = 0, Console(stderr=True)
+        with Progress(*columns, console=console) as bar:
             task = bar.add_task("points", total=len(missing))
+
+            def advance(point: Point) -> None:
+                nonlocal done
+                done += 1
+                bar.advance(task)
+                if not console.is_terminal:  # a bar is drawn once there, at the end
+                    log.info("%s measured, %d of %d", point.name, done, len(missing))
+
             for group in groups:
                 bar.update(task, description=group[0].name if len(group) == 1 else "points")
-                failed |= self._run_child(group, lambda: bar.advance(task))
+                failed |= self._run_child(group, advance)
+        for reason in dict.fromkeys(failed.values()):
+            log.error("%s", reason)
         return failed
 
     def result(self, point: Point) -> dict[str, Any] | None:
@@ -112,7 +123,9 @@ class Sweep:
         backends = {"cpu": list(plan.candidates_cpu), "gpu": list(plan.candidates_gpu)}
         return {**mine, "backends": backends, "assist_mode": self.plan.assist.mode}
 
-    def _run_child(self, points: Sequence[Point], advance: Callable[[], Any]) -> dict[str, str]:
+    def _run_child(
+        self, points: Sequence[Point], advance: Callable[[Point], None]
+    ) -> dict[str, str]:
         """Reasons of the points that one child process did not measure."""
         plan = measuring_plan(self.config, self.settings, points, self.hardware)
         stamps = [self._key(point) for point in points]
@@ -136,7 +149,9 @@ class Sweep:
             if point not in done
         }
 
-    def _watch(self, points: Sequence[Point], advance: Callable[[], Any]) -> Callable[[], None]:
+    def _watch(
+        self, points: Sequence[Point], advance: Callable[[Point], None]
+    ) -> Callable[[], None]:
         """Looks for points that have been finished since the last look."""
         started, waiting = time.time(), list(points)
 
@@ -144,7 +159,7 @@ class Sweep:
             for point in list(waiting):
                 if is_newer(point_file(self.folder, point), started):
                     waiting.remove(point)
-                    advance()
+                    advance(point)
 
         return look
 
@@ -189,7 +204,7 @@ def run(config: ProfileHwConfig) -> None:
     sweep = Sweep(config)
     failed = sweep.measure()
     if failed:
-        reasons = "; ".join(failed.values())
+        reasons = "; ".join(dict.fromkeys(failed.values()))
         raise ConfigError(
             f"{len(failed)} of {len(sweep.points)} points failed ({reasons}): the others are kept "
             f"in {sweep.folder}, run the same command again to measure only these."

@@ -1,0 +1,99 @@
+"""Which settings a profile fills in, and which profiles are refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dualpace.config import load
+from dualpace.errors import ConfigError
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.machine import differences, minor_version
+from dualpace.runtime.resolve import resolve
+from tests.settings import settings
+
+
+def plan(*overrides: str) -> Plan:
+    return resolve(settings(*overrides))
+
+
+def test_a_profile_fills_in_what_nobody_set(write_profile: Callable[..., str]) -> None:
+    made = plan(f"hw.profile={write_profile()}")
+    assert (made.assist.post_attention_limit, made.assist.post_layer_limit) == (48, 40)
+    assert made.gpu.token_limit == 320
+    assert made.cpu.max_batch_size == made.cpu.max_waiting == 40
+    assert made.profile.settings == (
+        "assist.post_attention_limit",
+        "assist.post_layer_limit",
+        "gpu.token_limit",
+        "cpu.max_batch_size",
+    )
+
+
+def test_explicit_settings_win_over_the_profile(write_profile: Callable[..., str]) -> None:
+    made = plan(
+        f"hw.profile={write_profile()}",
+        "assist.post_attention_limit=0",
+        "assist.post_layer_limit=0",
+        "gpu.token_limit=64",
+    )
+    assert made.assist.post_attention_limit == 0
+    assert made.gpu.token_limit == 64
+    assert made.profile.settings == ("cpu.max_batch_size",)
+
+
+def test_the_hard_limit_bounds_the_profiles_soft_one(write_profile: Callable[..., str]) -> None:
+    made = plan(f"hw.profile={write_profile()}", "gpu.max_batched_tokens=256")
+    assert made.gpu.token_limit == 256
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("cpu", "Xeon 4510", "cpu Xeon 4510 there"),
+        ("gpu", "NVIDIA H200", "gpu NVIDIA H200 there"),
+        ("model", "32 layers", "model 32 layers there"),
+        ("cpu_tp", 2, "cpu tp 2 there, 1 here"),
+        ("version_torch", "2.1", "version torch 2.1 there"),
+    ],
+)
+def test_a_foreign_profile_is_refused_with_the_command_to_run(
+    write_profile: Callable[..., str], key: str, value: object, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(f"hw.profile={write_profile(**{key: value})}")
+    text = str(caught.value)
+    assert said in text and "\n" not in text
+    assert "`python scripts/profile_hw.py model.source=random:tiny`" in text
+
+
+def test_without_a_profile_defaults_are_safe_and_that_is_said() -> None:
+    made = plan()
+    assert made.profile.name is None
+    assert made.assist.post_layer_limit == made.cpu.max_batch_size == 256
+    assert made.gpu.token_limit == 1024
+    assert "no profile of this machine" in made.profile.note
+    assert any("no profile of this machine" in line for line in made.lines())
+
+
+def test_a_profile_that_is_missing_or_none_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hw\.profile=nowhere is not there"):
+        plan("hw.profile=nowhere")
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("name: x\n")
+    with pytest.raises(ConfigError, match="is no profile"):
+        plan(f"hw.profile={empty}")
+
+
+def test_differences_name_keys_that_one_side_lacks() -> None:
+    assert differences({"gpu": "H200", "same": 1}, {"same": 1}) == ["gpu H200 there, None here"]
+
+
+def test_versions_are_compared_without_patch_and_build() -> None:
+    found = minor_version("torch")
+    assert found is not None and found.count(".") == 1 and "+" not in found
+    assert minor_version("no-such-package") is None
+
+
+def test_hw_files_may_name_a_profile() -> None:
+    assert load("hw.profile=mine").hw.profile == "mine"

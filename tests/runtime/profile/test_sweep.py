@@ -1,0 +1,172 @@
+"""Whole sweeps of a tiny model: files, fits and figures; failures, resuming, other machines."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dualpace.config import ProfileHwConfig, load
+from dualpace.errors import ConfigError
+from dualpace.runtime.hardware import probe
+from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.child import Order, point_file, run
+from dualpace.runtime.profile.config import SweepConfig
+from dualpace.runtime.profile.finish import finish
+from dualpace.runtime.profile.points import Point
+from dualpace.runtime.profile.setting import measuring_plan
+from dualpace.runtime.profile.sweep import Sweep, default_name
+from dualpace.runtime.resolve import resolve
+from tests.settings import settings
+
+SMALL = {
+    "route_batches": [1, 4, 6],
+    "decode_batches": [1, 4],
+    "decode_contexts": [16, 40],
+    "prefill_batches": [1, 2],
+    "prefill_lengths": [8, 24],
+    "step_batches": [1, 4],
+    "step_contexts": [16, 40],
+    "copy_blocks": 4,
+    "calibration_rows": 2,
+    "calibration_context": 20,
+    "calibration_iterations": 2,
+    "warmups": 1,
+    "invocations": 2,
+    "repeats": 2,
+    "max_seconds": 0.05,
+}
+
+
+def config(folder: Path, **changes: object) -> ProfileHwConfig:
+    overrides = {"share_child": True, "check": False, **SMALL, **changes}
+    made = load("model=tiny_random", "compile=eager", "gpu.device=cpu", root="profile_hw")
+    assert isinstance(made, ProfileHwConfig)
+    made.profile = SweepConfig(results=str(folder / "points"), out=str(folder / "out"), **overrides)
+    return made
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sweep]:
+    """A whole sweep, measured once for all tests."""
+    folder = tmp_path_factory.mktemp("sweep")
+    sweep = Sweep(config(folder))
+    assert sweep.measure() == {}
+    return folder, sweep
+
+
+def test_a_sweep_ends_with_a_profile_that_serving_takes(finished: tuple[Path, Sweep]) -> None:
+    _, sweep = finished
+    line = finish(sweep)
+    assert json.loads(json.dumps(line))["settings"] == line["settings"]
+    for name in ("profile", "simulated", "report"):
+        assert Path(line[name]).is_file()
+    data = yaml.safe_load(Path(line["profile"]).read_text())
+    assert data["measured"]["points"] == 10 and data["measured"]["date"].startswith("20")
+    plan = resolve(settings(f"hw.profile={line['profile']}", "compile.backend=eager"))
+    assert plan.profile.name == line["profile"]
+    assert plan.gpu.token_limit == line["settings"]["token_limit"]
+    assert plan.cpu.max_batch_size == line["settings"]["cpu_batch_limit"] in (1, 4)
+
+
+def test_points_hold_times_provenance_and_both_sides_of_every_assist(
+    finished: tuple[Path, Sweep],
+) -> None:
+    _, sweep = finished
+    found = sweep.result(Point("route", 4))
+    assert found is not None
+    assert found["provenance"]["versions"]["torch"]
+    assert all(s["ms"] > 0 for s in found["values"]["samples"].values())
+    calls = found["values"]["calls"]
+    # Two iterations a route; two layers: one assist in the middle, one at the end, one alone.
+    assert sorted(call["kind"] for call in calls) == [0, 0, 1, 1, 2, 2]
+    assert all(call["rows"] == 4 and call["wait"] > 0 and call["device"] > 0 for call in calls)
+
+
+def test_a_rerun_measures_only_what_is_missing(finished: tuple[Path, Sweep]) -> None:
+    folder, sweep = finished
+    kept = point_file(sweep.folder, Point("route", 1))
+    lost = point_file(sweep.folder, Point("decode", 1))
+    before = kept.stat().st_mtime_ns
+    lost.unlink()
+    with pytest.raises(ConfigError, match="1 points are not measured yet \\(decode-1\\)"):
+        finish(sweep)
+    assert Sweep(config(folder)).measure() == {}
+    assert lost.is_file() and kept.stat().st_mtime_ns == before
+
+
+def test_points_of_other_settings_or_another_machine_do_not_count(
+    finished: tuple[Path, Sweep],
+) -> None:
+    folder, sweep = finished
+    point = Point("route", 1)
+    assert sweep.result(point) is not None
+    assert Sweep(config(folder, epsilon=0.5)).result(point) is not None  # the fits' own
+    assert Sweep(config(folder, repeats=3)).result(point) is None
+    assert Sweep(config(folder, decode_contexts=[16])).result(point) is not None
+    sweep.fingerprint["cpu"] = "another"
+    try:
+        assert sweep.result(point) is None
+    finally:
+        sweep.fingerprint = Sweep(config(folder)).fingerprint
+
+
+def test_one_point_that_fails_leaves_the_others_and_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = Sweep(config(tmp_path))
+    points = [Point("decode", 1), Point("decode", 99), Point("decode", 4)]
+    plan = measuring_plan(sweep.config, sweep.settings, points[::2], sweep.hardware)
+    order = Order(0, str(sweep.folder), plan.to_json(), sweep.settings, points, [{}, {}, {}])
+    assert Order.from_json(order.to_json()) == order
+    assert run(order, Plan.from_json(order.plan)) == 1  # 99 rows do not fit this pool
+    assert [point_file(sweep.folder, p).is_file() for p in points] == [True, False, True]
+    assert "decode-99: AssertionError" in capfd.readouterr().err
+
+
+def test_a_child_that_dies_is_reported_and_can_be_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = config(tmp_path, point="decode-1")
+    monkeypatch.setattr("dualpace.runtime.profile.sweep.CHILD", "dualpace.no_such_module")
+    failed = Sweep(made).measure()
+    assert failed.keys() == {"decode-1"} and "no_such_module" in failed["decode-1"]
+    monkeypatch.undo()
+    assert Sweep(made).measure() == {}
+
+
+def test_a_child_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    failed = Sweep(config(tmp_path, point="route-1", timeout_s=0.5)).measure()
+    assert failed == {"route-1": "stopped after profile.timeout_s=0.5 s"}
+
+
+def test_an_unknown_point_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose fit or one of route-1, route-4"):
+        Sweep(config(tmp_path, point="route-5"))
+
+
+def test_every_point_is_measured_under_the_limits_of_the_whole_sweep(tmp_path: Path) -> None:
+    made = config(tmp_path)
+    plans = [
+        measuring_plan(made, made.profile, [point], probe())
+        for point in (Point("route", 1), Point("decode", 4))
+    ]
+    assert plans[0].compile == plans[1].compile and plans[0].cpu == plans[1].cpu
+    assert plans[0].kv != plans[1].kv
+    assert plans[0].cpu.max_batch_size == 6
+    assert plans[0].assist.post_attention_limit == 0
+
+
+def test_fewer_layers_of_random_weights_are_a_smaller_model(tmp_path: Path) -> None:
+    made = config(tmp_path, layers=2)
+    made.model.source = "random:qwen3-14b"
+    plan = measuring_plan(made, made.profile, [Point("decode", 1)], probe())
+    assert plan.model.num_layers == 2
+    assert plan.model.hidden == 5120
+    assert default_name(made) == "here_qwen3_14b"
+
+
+def test_names_say_machine_and_model() -> None:
+    made = load("+hw=cpu", "model=llama31_8b_random", root="profile_hw")
+    assert isinstance(made, ProfileHwConfig)
+    assert default_name(made) == "cpu_llama_31_8b"
