@@ -103,7 +103,7 @@ class Iteration:
             norm_rows(x, self.norm, 1e-5, normal)
             q, k, v = torch.split(
                 qkv(normal).view(self.rows, qkv_heads, m.head_dim),
-                (m.q_heads, m.kv_heads, m.kv_heads),
+                [m.q_heads, m.kv_heads, m.kv_heads],
                 dim=1,
             )
             q, k = self._rope(q), self._rope(k)
@@ -115,7 +115,7 @@ class Iteration:
             x = post(out.view(self.rows, -1), x)
             lap("post")
         norm_rows(x, self.norm, 1e-5, normal)
-        tokens = self.layers[0][2](normal).argmax(1)
+        tokens: Tensor = self.layers[0][2](normal).argmax(1)
         lap("final")
         return tokens
 

@@ -57,6 +57,7 @@ class PostAttention:
         if self._down.inputs != self._gate_up.outputs or self._o.outputs != self._gate_up.inputs:
             raise ValueError("the sizes of o, gate_up and down do not fit together")
         self._norm, self._eps = norm.contiguous(), eps
+        kernel.norm_kernel()  # compiled now rather than in service
 
     def __call__(self, attn: Tensor, x: Tensor) -> Tensor:
         rows = x.shape[0]

@@ -25,6 +25,7 @@ _SUMS_BYTES = 1 << 18
 _MOST_PAIRS = 8  # of output tiles in a group
 _INPUT_TILES = 512  # of a block of inputs, all rows
 _K_BLOCKS = (32, 128)  # its least and greatest width, tiles; multiples of the kernel's copies
+SHAPES = (amx_ir.Shape(2, 2), amx_ir.Shape(4, 1))
 
 
 class Epilogue(IntEnum):
@@ -70,7 +71,8 @@ class TileLinear:
         self._scratch = scratch or Scratch()
         self._weight = _in_tile_order(weight, halves_beside=epilogue == Epilogue.SILU_MUL)
         self._config = torch.frombuffer(bytearray(amx_probe.tile_config()), dtype=torch.uint8)
-        self._native = native
+        # All of them now, so that nothing compiles once requests are served.
+        self._functions = {shape: kernel.gemm_kernel(shape, native) for shape in SHAPES}
 
     def __call__(
         self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
@@ -117,8 +119,7 @@ class TileLinear:
             np.int64,
         )
         assert len(block) == kernel.NUM_FIELDS
-        function = kernel.gemm_kernel(tile_shape(row_tiles), self._native)
-        parallel(function, block.ctypes.data, threads)
+        parallel(self._functions[tile_shape(row_tiles)], block.ctypes.data, threads)
 
     def _check(self, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
         if (residual is not None) != (self.epilogue == Epilogue.ADD):
@@ -137,7 +138,7 @@ class TileLinear:
 
 def tile_shape(row_tiles: int) -> amx_ir.Shape:
     """The use of the tile registers for so many tiles of rows: whichever was measured faster."""
-    return amx_ir.Shape(2, 2) if 3 <= row_tiles <= 8 else amx_ir.Shape(4, 1)
+    return SHAPES[0] if 3 <= row_tiles <= 8 else SHAPES[1]
 
 
 @functools.cache

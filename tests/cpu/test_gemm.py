@@ -9,15 +9,12 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 
 from dualpace.cpu import amx_ir
-from dualpace.cpu.gemm import Epilogue, TileLinear, fits, group_starts, tile_shape
+from dualpace.cpu.gemm import SHAPES, Epilogue, TileLinear, fits, group_starts
 from dualpace.cpu.isa import Level, detected
 from dualpace.cpu.memory import Scratch
 
 # On a CPU with AMX the unit itself is tested.
 NATIVE = detected().has(Level.AMX)
-
-
-SHAPES = sorted({tile_shape(n) for n in range(1, 33)}, key=str)
 
 
 def bf16(*size: int) -> torch.Tensor:
