@@ -21,6 +21,7 @@ from dualpace.cpu import isa
 from dualpace.errors import ConfigError
 from dualpace.runtime.hardware import GIB, Hardware, cgroup_memory, probe
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.machine import cpu_name
 from dualpace.runtime.resolve import resolve
 
 PACKAGES = (
@@ -49,6 +50,7 @@ def run(config: SystemConfig) -> bool:
         "gpus": [f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in hardware.gpus],
         "compiler": shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
         "cache": _cache(plan),
+        "profiled": _profiled(plan),
         "versions": _versions(),
     }
     _show(facts, plan, problem)
@@ -68,13 +70,8 @@ def _plan(config: SystemConfig, hardware: Hardware) -> tuple[Plan | None, str | 
 
 
 def _cpu(hardware: Hardware) -> dict[str, Any]:
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
     return {
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": cpu_name(),
         "cores": list(hardware.cores),
         "isa": isa.detect().reason,
         "bf16": "fast" if hardware.fast_bf16 else "emulated (auto picks float32)",
@@ -90,6 +87,23 @@ def _memory(hardware: Hardware) -> dict[str, Any]:
         "cgroup_limit_gib": round(min(limits) / GIB, 1) if limits else None,
         "memlock_kib": None if memlock == resource.RLIM_INFINITY else memlock // 1024,
         "dev_shm_free_gib": round(shm.free / GIB, 1) if shm else None,
+    }
+
+
+def _profiled(plan: Plan | None) -> dict[str, Any] | None:
+    """The settings that a measured profile may decide, and whether one did."""
+    if plan is None:
+        return None
+    values = {
+        "assist.post_attention_limit": plan.assist.post_attention_limit,
+        "assist.post_layer_limit": plan.assist.post_layer_limit,
+        "gpu.token_limit": plan.gpu.token_limit,
+        "cpu.max_batch_size": plan.cpu.max_batch_size,
+    }
+    chosen = plan.profile.settings
+    return {
+        "profile": plan.profile.name,
+        **{k: f"{v} ({'profiled' if k in chosen else 'not profiled'})" for k, v in values.items()},
     }
 
 

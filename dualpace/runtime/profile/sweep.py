@@ -230,9 +230,9 @@ def fingerprint_of(plan: Plan, sweep: Sweep) -> Fingerprint:
 
 
 def default_name(config: ProfileHwConfig) -> str:
-    """`cpu_smollm2`: the hw file's name, or `here`, and the model's."""
+    """`h200_llama_31_8b`: the hw file's name, or `here`, and the model's."""
     machine = "here" if config.hw.name == "auto" else config.hw.name
-    model = Path(config.model.source.removeprefix("random:")).stem
+    model = resolve_source(config.model.source).name.removeprefix("random-")
     return f"{machine}_{model}".lower().replace("-", "_").replace(".", "")
 
 

@@ -1,10 +1,12 @@
 """Which settings a profile fills in, and which profiles are refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dualpace import doctor
 from dualpace.config import load
 from dualpace.errors import ConfigError
 from dualpace.runtime.plan import Plan
@@ -97,3 +99,12 @@ def test_versions_are_compared_without_patch_and_build() -> None:
 
 def test_hw_files_may_name_a_profile() -> None:
     assert load("hw.profile=mine").hw.profile == "mine"
+
+
+def test_the_doctor_says_which_settings_are_profiled(
+    write_profile: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.run(settings(f"hw.profile={write_profile()}", "cpu.max_batch_size=16"))
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["profiled"]["gpu.token_limit"] == "320 (profiled)"
+    assert report["profiled"]["cpu.max_batch_size"] == "16 (not profiled)"

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dualpace.config import ProfileHwConfig, load
+from dualpace.config import ProfileHwConfig, conf_dir, load
 from dualpace.errors import ConfigError
 from dualpace.runtime.hardware import probe
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.child import Order, point_file, run
 from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.profile.finish import finish
-from dualpace.runtime.profile.points import Point
+from dualpace.runtime.profile.points import Point, all_points
 from dualpace.runtime.profile.setting import measuring_plan
 from dualpace.runtime.profile.sweep import Sweep, default_name
 from dualpace.runtime.resolve import resolve
@@ -170,3 +170,10 @@ def test_names_say_machine_and_model() -> None:
     made = load("+hw=cpu", "model=llama31_8b_random", root="profile_hw")
     assert isinstance(made, ProfileHwConfig)
     assert default_name(made) == "cpu_llama_31_8b"
+
+
+@pytest.mark.parametrize("file", sorted((Path(conf_dir()) / "profile").glob("*.yaml")))
+def test_every_sweep_that_is_shipped_can_be_planned(file: Path) -> None:
+    made = load(f"profile={file.stem}", root="profile_hw")
+    assert isinstance(made, ProfileHwConfig)
+    assert max(point.batch for point in all_points(made.profile) if point.kind == "route") == 320
