@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dualpace.runtime.bench.plot import OTHER_COLOURS, finished, grid
 from dualpace.runtime.profile.result import Choices, Result, of_kind
@@ -71,6 +73,7 @@ def routing_score(axis: Axes, choices: Choices) -> None:
         ylabel="Routing score (ms)",
         xlim=(0.8, reach),
     )
+    plain_decades(axis.yaxis)
     axis.set_title(f"(a) Routing score; shaded: the route of (P, F) = ({p}, {f})", fontsize=8.5)
     plain_ticks(axis, sizes)
 
@@ -172,6 +175,8 @@ def attention(axis: Axes, results: Sequence[Result]) -> None:
                 linewidth=0.8,
             )
     axis.set(xscale="log", yscale="log", xlabel="KV tokens read", ylabel="ms a layer")
+    plain_decades(axis.xaxis)
+    plain_decades(axis.yaxis)
     axis.set_title("Decode attention", fontsize=8.5)
 
 
@@ -185,6 +190,7 @@ def dense(axis: Axes, results: Sequence[Result]) -> None:
     axis.plot(sizes, device, "o-", color=GPU_COLOUR, markersize=3.5, label="GPU")
     axis.plot(sizes, moved, "o:", color=GPU_COLOUR, markersize=3, label="GPU with data movement")
     axis.set(xscale="log", yscale="log", xlabel="Rows", ylabel="ms a layer")
+    plain_decades(axis.yaxis)
     axis.set_title("Post-attention (O projection and FFN)", fontsize=8.5)
     plain_ticks(axis, sizes)
 
@@ -193,4 +199,13 @@ def plain_ticks(axis: Axes, sizes: Sequence[int]) -> None:
     """The profiled sizes as labels, as many as fit."""
     step = max(1, -(-len(sizes) // 9))
     axis.set_xticks(list(sizes)[::step], [str(size) for size in sizes][::step])
-    axis.minorticks_off()
+    axis.xaxis.set_minor_locator(NullLocator())
+
+
+def plain_decades(axis: Axis) -> None:
+    """1, 2, 5, 10 in place of powers, on a logarithmic axis."""
+    low, high = axis.get_view_interval()
+    subs = (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())

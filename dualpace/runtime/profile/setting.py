@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dualpace.config import SystemConfig
+from dualpace.errors import ConfigError
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime.hardware import Hardware
 from dualpace.runtime.plan import Plan
@@ -27,6 +28,7 @@ def measuring_plan(
     what these points need. Raises ConfigError where the machine's memory does not."""
     config = copy.deepcopy(config)
     config.hw.profile = None
+    context = served_context(config, sweep, hardware)
     config.compile.start = "ahead"  # nothing may compile beside a measurement
     config.assist.post_attention_limit = config.assist.post_layer_limit = 0
     batches = {kind: [p.batch for p in all_points(sweep) if p.kind == kind] for kind in KINDS}
@@ -37,11 +39,12 @@ def measuring_plan(
     tokens = [b * n for b in batches["prefill"] for n in prefill_lengths(sweep, b)]
     config.gpu.max_batched_tokens = max([config.gpu.max_batch_size, *tokens])
     config.gpu.token_limit = config.gpu.max_batched_tokens
-    config.model.max_context = None
+    config.model.max_context = None  # what these pools allow
     config.kv.gpu_gib = config.kv.host_gib = None
     config.kv.gpu_blocks, config.kv.host_blocks = pool_sizes(sweep, points)
     short = shortened_source(config, sweep)
     plan = resolve(short, hardware)
+    plan = replace(plan, model=replace(plan.model, max_context=context))
     if sweep.layers is None or plan.model.num_layers <= sweep.layers or plan.gpu.device != "cpu":
         return plan
     # The stand-in runs the first layers of a checkpoint; a device's graphs hold all of them.
@@ -51,6 +54,22 @@ def measuring_plan(
         model=replace(plan.model, num_layers=sweep.layers),
         kv=replace(plan.kv, bytes_per_block=sweep.layers * per_layer),
     )
+
+
+def served_context(config: SystemConfig, sweep: SweepConfig, hardware: Hardware) -> int:
+    """Tokens that graphs are built for: as in serving, so that these are the graphs of serving."""
+    spec = resolve_source(config.model.source).spec
+    longest = max(
+        *sweep.decode_contexts, *sweep.step_contexts, *sweep.prefill_lengths,
+        sweep.calibration_context,
+    )  # fmt: skip
+    if longest > spec.max_context:
+        raise ConfigError(
+            f"the longest context or prompt of this sweep, {longest} tokens, is beyond the model's "
+            f"{spec.max_context}: shorten profile.decode_contexts, step_contexts or "
+            f"prefill_lengths."
+        )
+    return max(resolve(config, hardware).model.max_context, longest)
 
 
 def pool_sizes(sweep: SweepConfig, points: Sequence[Point]) -> tuple[int, int]:

@@ -152,6 +152,7 @@ def test_every_point_is_measured_under_the_limits_of_the_whole_sweep(tmp_path: P
         for point in (Point("route", 1), Point("decode", 4))
     ]
     assert plans[0].compile == plans[1].compile and plans[0].cpu == plans[1].cpu
+    assert plans[0].model == plans[1].model  # its context too, which graphs depend on
     assert plans[0].kv != plans[1].kv
     assert plans[0].cpu.max_batch_size == 6
     assert plans[0].assist.post_attention_limit == 0
@@ -164,6 +165,11 @@ def test_fewer_layers_of_random_weights_are_a_smaller_model(tmp_path: Path) -> N
     assert plan.model.num_layers == 2
     assert plan.model.hidden == 5120
     assert default_name(made) == "here_qwen3_14b"
+
+
+def test_contexts_beyond_the_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="100000 tokens, is beyond the model's"):
+        Sweep(config(tmp_path, step_contexts=[16, 100000]))
 
 
 def test_names_say_machine_and_model() -> None:
