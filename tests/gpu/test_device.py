@@ -260,10 +260,11 @@ def test_blocks_go_to_registered_memory_and_back_unchanged() -> None:
     assert len(seen) > 2 and seen[-1] == count
     pool = kv.make_pool(4, 64, 2, 64, torch.bfloat16, "cuda").normal_()
     before = pool.clone()
-    mover = kv.BlockMover(pool, host, ring_blocks=8)
+    mover = kv.BlockMover(pool, host, ring_blocks=8, chunk_blocks=memory.chunk_pieces)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    sources, targets = list(range(1, 33)), list(range(60, 28, -1))
+    # Runs that reach across registrations.
+    sources, targets = list(range(1, 33)), list(range(29, 61))
     with torch.cuda.stream(stream):
         mover.swap_out_by_kernel(sources, targets)
         stream.synchronize()

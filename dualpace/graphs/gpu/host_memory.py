@@ -42,7 +42,9 @@ class HostMemory:
         self._registered: list[int] = []
         # The addresses may be mapped again once the memory has gone.
         self._end = weakref.finalize(self, _unregister, self._registered, tensor)
-        for start, count in chunks_of(tensor.nbytes, piece_bytes, chunk_bytes):
+        chunks = chunks_of(tensor.nbytes, piece_bytes, chunk_bytes)
+        self.chunk_pieces = max(1, chunks[0][1] // piece_bytes)  # in each chunk but the last
+        for start, count in chunks:
             self._register(tensor.data_ptr() + start, count, start)
             if progress is not None:
                 progress(start + count, tensor.nbytes)

@@ -141,9 +141,19 @@ class BlockMover:
     events. The staging ring is reused within that stream, so only one stream may use a mover.
     """
 
-    def __init__(self, pool: Tensor, host_pool: Tensor, ring_blocks: int = _RING_BLOCKS) -> None:
+    def __init__(
+        self,
+        pool: Tensor,
+        host_pool: Tensor,
+        ring_blocks: int = _RING_BLOCKS,
+        chunk_blocks: int | None = None,
+    ) -> None:
+        """`chunk_blocks`: blocks of one registration of host memory; a DMA that reaches from one
+        into the next is refused by the driver. None: all of them.
+        """
         assert pool.shape[0] == host_pool.shape[1] and pool.shape[2:] == host_pool.shape[2:]
         self._pool, self._host = pool, host_pool
+        self._chunk_blocks = chunk_blocks or host_pool.shape[0]
         shape = (ring_blocks, *host_pool.shape[1:])
         self._staging = torch.empty(shape, dtype=pool.dtype, device=pool.device)
 
@@ -151,7 +161,7 @@ class BlockMover:
         """Copies blocks from HBM to the host pool."""
         for sources, targets in self._pieces(hbm_blocks, host_blocks):
             gather(self._pool, self._to_device(sources), self._staging)
-            for i, first, count in runs(targets):
+            for i, first, count in runs(targets, self._chunk_blocks):
                 target = self._host[first : first + count]
                 target.copy_(self._staging[i : i + count], non_blocking=True)
 
@@ -165,7 +175,7 @@ class BlockMover:
     def swap_in(self, host_blocks: Sequence[int], hbm_blocks: Sequence[int]) -> None:
         """Copies blocks from the host pool to HBM."""
         for sources, targets in self._pieces(host_blocks, hbm_blocks):
-            for i, first, count in runs(sources):
+            for i, first, count in runs(sources, self._chunk_blocks):
                 source = self._host[first : first + count]
                 self._staging[i : i + count].copy_(source, non_blocking=True)
             scatter(self._staging, self._to_device(targets), self._pool)
@@ -185,11 +195,11 @@ class BlockMover:
         return ids.to(self._pool.device, non_blocking=True)
 
 
-def runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(place, first block, count) of each stretch of consecutive block ids."""
+def runs(blocks: Sequence[int], chunk: int) -> list[tuple[int, int, int]]:
+    """(place, first block, count) of each stretch of consecutive block ids within one chunk."""
     result: list[tuple[int, int, int]] = []
     for place, block in enumerate(blocks):
-        if result and result[-1][1] + result[-1][2] == block:
+        if result and result[-1][1] + result[-1][2] == block and block % chunk:
             start, first, count = result[-1]
             result[-1] = (start, first, count + 1)
         else:

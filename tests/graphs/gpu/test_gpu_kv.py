@@ -81,8 +81,12 @@ def test_append_reads_strided_rows(pools: tuple[torch.Tensor, torch.Tensor]) -> 
 
 
 def test_runs_join_consecutive_blocks() -> None:
-    assert kv.runs([4, 5, 6, 2, 3, 9]) == [(0, 4, 3), (3, 2, 2), (5, 9, 1)]
-    assert kv.runs([]) == []
+    assert kv.runs([4, 5, 6, 2, 3, 9], 10) == [(0, 4, 3), (3, 2, 2), (5, 9, 1)]
+    assert kv.runs([], 10) == []
+
+
+def test_no_run_reaches_from_one_registration_into_the_next() -> None:
+    assert kv.runs([2, 3, 4, 5, 6, 7, 8], 4) == [(0, 2, 2), (2, 4, 4), (6, 8, 1)]
 
 
 def test_chunks_end_between_pieces_and_pages() -> None:

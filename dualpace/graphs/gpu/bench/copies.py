@@ -46,7 +46,7 @@ def swaps(bench: Bench) -> None:
     up = timed(lambda: large.copy_(host[:256], non_blocking=True), 5, 2)
     ceiling = {"out": large.nbytes / down / 1e6, "in": large.nbytes / up / 1e6}
     bench.note("link_GBs", {k: round(v, 1) for k, v in ceiling.items()})
-    mover = kv.BlockMover(bench.pool, host)
+    mover = kv.BlockMover(bench.pool, host, chunk_blocks=memory.chunk_pieces)
     for blocks in (32, 64, 256):
         hbm = (torch.randperm(POOL_BLOCKS - 1)[:blocks] + 1).tolist()
         targets = (torch.randperm(HOST_BLOCKS - 1)[:blocks] + 1).tolist()

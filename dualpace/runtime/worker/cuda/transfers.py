@@ -38,7 +38,10 @@ class DeviceTransfers:
 
     def __init__(self, pool: Tensor, host: RegisteredPool) -> None:
         self._registered = host  # for as long as copies may run
-        self._out, self._in = (kv.BlockMover(pool, host.blocks) for _ in range(2))
+        self._out, self._in = (
+            kv.BlockMover(pool, host.blocks, chunk_blocks=host.memory.chunk_pieces)
+            for _ in range(2)
+        )
         self._out_stream, self._in_stream = (torch.cuda.Stream(pool.device) for _ in range(2))
         self._events: dict[int, list[DeviceEvent]] = {}  # by transfer
 
