@@ -2,20 +2,28 @@
 descriptor.
 
 It has no name, so nothing is left behind however a process ends, and no tracker can unlink it
-under its users.
+under its users. A large region may be put in huge pages: the kernel's setting for shared memory is
+usually "never", but a process may ask for them by range.
 """
 
+import ctypes
 import errno
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dualpace.errors import ConfigError
 
 _STEP_BYTES = 256 * 2**20
 _HEADROOM_BYTES = 2 * _STEP_BYTES  # left to the rest of the machine
+_HUGE_PAGE = 2 << 20
+_MADV_COLLAPSE = 25  # Linux 6.1
+_SLOW_S = 0.5  # for one step: memory is in pieces, and a start must not wait until it is tidied up
+_MAP_FIXED = 0x10
 _GROWTH_S = 3.0  # a virtual machine may be given more memory only as it fills
 
 
@@ -33,38 +41,76 @@ class SharedRegion:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self._map = mmap.mmap(fd, nbytes)
-        self.view = memoryview(self._map)
+        self.view = _mapped(fd, nbytes)
 
     @classmethod
     def create(
-        cls, name: str, nbytes: int, available: Callable[[], int] = available_bytes
+        cls,
+        name: str,
+        nbytes: int,
+        available: Callable[[], int] = available_bytes,
+        huge: bool = False,
     ) -> "SharedRegion":
-        """Reserves every page now. Raises ConfigError where there is not that much memory."""
+        """Reserves every page now, in huge pages if they are wanted and quickly to be had. Raises
+        ConfigError where there is not that much memory.
+        """
         assert nbytes > 0
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        region = cls(fd, nbytes)
         # Piece by piece: one large reservation ends in the hands of the out-of-memory killer.
         for start in range(0, nbytes, _STEP_BYTES):
-            if not (_has_headroom(available) and _reserve(fd, start, nbytes)):
-                os.close(fd)
+            enough = _has_headroom(available)
+            huge = huge and enough and _in_huge_pages(region.view, start)
+            if not (enough and _reserve(fd, start, nbytes)):
+                region.close()
                 raise ConfigError(
                     f"{name} needs {nbytes / 2**30:.2f} GiB of memory and only "
                     f"{start / 2**30:.2f} GiB could be had; lower kv.host_blocks"
                 )
-        return cls(fd, nbytes)
+        return region
 
     @classmethod
     def attach(cls, fd: int) -> "SharedRegion":
         return cls(fd, os.fstat(fd).st_size)
 
     def close(self) -> None:
-        """Unmaps, unless arrays still look into it (then their end does), and closes `fd`."""
-        try:
+        """Closes `fd` and unmaps, unless arrays still look into it: then their end does."""
+        with suppress(BufferError):
             self.view.release()
-            self._map.close()
-        except BufferError:
-            pass  # numpy or torch views outlive us; the memory goes when they do
         os.close(self.fd)
+
+
+def _mapped(fd: int, nbytes: int) -> memoryview:
+    """`fd` at an address that huge pages can be mapped at. Unmapped when nobody looks any more."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    size = nbytes + _HUGE_PAGE
+    room = libc.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    address = -(-(room or 0) // _HUGE_PAGE) * _HUGE_PAGE
+    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    if libc.mmap(address, nbytes, access, flags, fd, 0) != address:
+        raise OSError(ctypes.get_errno(), "cannot map shared memory")
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(memory, libc.munmap, room, size)
+    return memoryview(memory).cast("B")
+
+
+def _in_huge_pages(view: memoryview, start: int) -> bool:
+    """Allocates the whole huge pages of one step; whether it is worth going on."""
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    count = min(_STEP_BYTES, len(view) - start) // _HUGE_PAGE * _HUGE_PAGE
+    if not count:
+        return False
+    began_s = time.monotonic()
+    for place in range(start, start + count, _HUGE_PAGE):
+        view[place] = 0  # a huge page grows around a small one, not out of nothing
+    address = ctypes.addressof(ctypes.c_ubyte.from_buffer(view, start))
+    refused = libc.madvise(address, count, _MADV_COLLAPSE)
+    return not refused and time.monotonic() - began_s < _SLOW_S
 
 
 def _has_headroom(available: Callable[[], int]) -> bool:

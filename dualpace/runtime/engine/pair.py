@@ -25,7 +25,7 @@ class WorkerPair:
         self._on_death = on_death
         started_s = time.monotonic()
         self._host_pool = SharedRegion.create(
-            "host KV pool", kv_layout(plan).host_bytes(plan.kv.host_blocks)
+            "host KV pool", kv_layout(plan).host_bytes(plan.kv.host_blocks), huge=True
         )
         self.pool_seconds = time.monotonic() - started_s
         layout = assist_layout(plan)

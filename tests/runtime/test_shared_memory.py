@@ -1,0 +1,49 @@
+"""Regions: the same memory on both sides, huge pages where the kernel gives them, nothing left."""
+
+import ctypes
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualpace.runtime.shared_memory import SharedRegion
+
+HUGE_PAGE = 2 << 20
+
+
+@pytest.mark.parametrize("huge", [False, True])
+@pytest.mark.parametrize("nbytes", [5000, HUGE_PAGE, 3 * HUGE_PAGE + 4096])
+def test_both_sides_see_zeroed_memory_and_each_others_writes(nbytes: int, huge: bool) -> None:
+    region = SharedRegion.create("test", nbytes, huge=huge)
+    other = SharedRegion.attach(os.dup(region.fd))
+    assert len(region.view) == len(other.view) == nbytes
+    assert not np.frombuffer(other.view, np.uint8).any()
+    other.view[nbytes - 1] = 7
+    assert region.view[nbytes - 1] == 7
+    for side in (region, other):
+        assert ctypes.addressof(ctypes.c_ubyte.from_buffer(side.view)) % HUGE_PAGE == 0
+        side.close()
+
+
+def test_memory_is_reserved_at_creation() -> None:
+    region = SharedRegion.create("test", 4 * HUGE_PAGE, huge=True)
+    assert os.fstat(region.fd).st_blocks * 512 >= 4 * HUGE_PAGE
+    region.close()
+
+
+def test_a_region_is_unmapped_when_its_last_view_has_gone() -> None:
+    region = SharedRegion.create("test of unmapping", 4096)
+    array = np.frombuffer(region.view, np.uint8)
+    region.close()
+    del region
+    gc.collect()
+    assert array[0] == 0 and mapped()
+    del array
+    gc.collect()
+    assert not mapped()
+
+
+def mapped() -> bool:
+    return "test of unmapping" in Path("/proc/self/maps").read_text()
