@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 from dualpace.cpu.isa import cpu_flags
 from dualpace.errors import ConfigError
 
+_ABANDONED_S = 3600.0
 _SOURCES = ("stages.py", "linear.py", "rope.py", "backends/inductor.py")
 
 
@@ -68,6 +70,9 @@ class GraphStore:
     def check(self) -> None:
         """Drop every graph of which a file is missing or damaged, and word that all is done."""
         with self._lock("lock"):
+            for workshop in self.folder.glob("making-*"):  # of builders that were killed
+                if time.time() - workshop.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(workshop, ignore_errors=True)
             for path in self.folder.glob("*.graph"):
                 damaged = self._damaged(path.with_suffix(".json"))
                 if damaged is None or damaged:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,14 @@ def test_a_failed_make_leaves_nothing(store: GraphStore) -> None:
         store.publish("stage-3", fail)
     assert store.graph("stage-3") is None
     assert not list(store.folder.glob("making-*"))
+
+
+def test_what_a_killed_builder_left_goes_after_an_hour(store: GraphStore) -> None:
+    for name, age_s in (("making-old", 4000), ("making-new", 10)):
+        (store.folder / name).mkdir()
+        os.utime(store.folder / name, (time.time() - age_s,) * 2)
+    store.check()
+    assert [path.name for path in store.folder.glob("making-*")] == ["making-new"]
 
 
 def test_who_finds_a_graph_being_made_does_not_wait(store: GraphStore) -> None:
