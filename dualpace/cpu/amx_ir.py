@@ -56,17 +56,9 @@ class Tiles:
         if self.native:
             self._call("tdpbf16ps", sums, left, right)
             return
-        x, b = self.x, self.b
-
-        def row(at: ir.Value) -> None:
-            total = x.load(self.memory[sums], at)
-            for pair in range(16):
-                one = x.load(self.memory[left], b.add(at, I64(4 * pair)), I32)
-                other = x.load(self.memory[right], 64 * pair, x.ints)
-                total = x.dot_pairs(total, x.splat(one), other)
-            x.store(total, self.memory[sums], at)
-
-        self._rows(row)
+        module = self.b.module
+        product = module.globals.get("tile_product") or _stand_in(module)
+        self.b.call(product, [self.memory[tile] for tile in (sums, left, right)])
 
     def _rows(self, action) -> None:
         with self.x.loop(ROWS) as row:
@@ -76,6 +68,26 @@ class Tiles:
         values = [I8(a) if isinstance(a, int) else a for a in args]
         kinds = [a.type for a in values]
         self.b.call(declare(self.b.module, f"llvm.x86.{name}", VOID, *kinds), values)
+
+
+def _stand_in(module: ir.Module) -> ir.Function:
+    """`void tile_product(sums, left, right)`: the unit's product for tiles in memory."""
+    kind = ir.FunctionType(VOID, [POINTER] * 3)
+    function = ir.Function(module, kind, "tile_product")
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    sums, left, right = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    x = Vectors(builder, 16, False)
+    with x.loop(ROWS) as row:
+        at = builder.mul(row, I64(64))
+        total = x.load(sums, at)
+        for pair in range(16):
+            one = x.load(left, builder.add(at, I64(4 * pair)), I32)
+            total = x.dot_pairs(total, x.splat(one), x.load(right, 64 * pair, x.ints))
+        x.store(total, sums, at)
+    builder.ret_void()
+    return function
 
 
 def configure(builder: ir.IRBuilder, config: ir.Value, native: bool) -> None:

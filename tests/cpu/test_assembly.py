@@ -87,7 +87,7 @@ def test_whole_kernels_compile_for_a_cpu_with_amx() -> None:
     code = (
         "from dualpace.cpu import ceilings, decode_kernel, gemm, gemm_kernel\n"
         "from dualpace.cpu.block_ir import BlockShape\n"
-        "assert all(gemm_kernel.gemm_kernel(shape, True) for shape in gemm.SHAPES)\n"
+        "assert gemm_kernel.gemm_kernel(gemm.SHAPES[1], True)\n"
         "assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True))\n"
         "assert ceilings._tile_spinner()\n"
     )

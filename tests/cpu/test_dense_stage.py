@@ -52,11 +52,21 @@ def test_one_graph_serves_all_layers() -> None:
     rooms, layers = Rooms(), [weights() for _ in range(2)]
     stages = [PostAttention(*layer, EPS, rooms, NATIVE) for layer in layers]
     handles = [pack_post_attention(stage) for stage in stages]
-    run = torch.compile(lambda a, x, h: post_attention(a, x, h) * 2, backend="aot_eager")
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def run(attn: torch.Tensor, x: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
+        return post_attention(attn, x, handle) * 2
+
     attn, x = bf16(3, WIDTH), bf16(3, HIDDEN)
     for stage, handle in zip(stages, handles, strict=True):
         assert torch.equal(run(attn, x, handle), stage(attn, x) * 2)
         release(handle)
+    assert len(graphs) == 1
     with pytest.raises(KeyError):
         post_attention(attn, x, handles[0])
 
