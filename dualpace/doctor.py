@@ -127,7 +127,7 @@ def tuned_stages(cache_dir: Path) -> list[dict[str, Any]]:
             note = json.loads(path.read_text())
         except (OSError, ValueError):
             continue  # being written, or damaged: the next start makes it anew
-        if "seconds" in note:
+        if {"seconds", "model"} <= note.keys():  # older versions named no model
             notes.append(note)
     return sorted(notes, key=lambda note: (note["model"], note["stage"], note["bucket"]))
 

@@ -1,6 +1,9 @@
 """Whole sweeps of a tiny model: files, fits and figures; failures, resuming, other machines."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from dualpace.runtime.profile.sweep import Sweep, default_name
 from dualpace.runtime.resolve import resolve
 from tests.settings import settings
 
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = {
     "route_batches": [1, 4, 6],
     "decode_batches": [1, 4],
@@ -183,3 +187,23 @@ def test_every_sweep_that_is_shipped_can_be_planned(file: Path) -> None:
     made = load(f"profile={file.stem}", root="profile_hw")
     assert isinstance(made, ProfileHwConfig)
     assert max(point.batch for point in all_points(made.profile) if point.kind == "route") == 320
+
+
+def test_a_multirun_measures_a_point_a_job(tmp_path: Path) -> None:
+    sizes = [f"profile.{key}={value}".replace(" ", "") for key, value in SMALL.items()]
+    command = [sys.executable, str(ROOT / "scripts" / "profile_hw.py"), "-m", "model=tiny_random"]
+    command += ["compile=eager", "gpu.device=cpu", f"profile.results={tmp_path}", *sizes]
+    done = subprocess.run(
+        [*command, "profile.point=decode-1,decode-4"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    files = sorted(file.name for file in (tmp_path / "here_tiny").glob("*.json"))
+    assert files == ["decode-1.json", "decode-4.json"]
+    assert json.loads(done.stdout.splitlines()[-1])["points"] == [
+        str(tmp_path / "here_tiny" / "decode-4.json")
+    ]
