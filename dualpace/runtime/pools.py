@@ -23,7 +23,8 @@ def pool_blocks(
     weights = spec.num_parameters() * ITEMSIZE[dtype]
     kv = config.kv
     on_gpu = device == "cuda"
-    host_memory = int(hardware.memory_bytes * HOST_USE) - weights * (1 if on_gpu else 2)
+    # A GPU's weights pass through host memory, and the CPU worker may keep its own packed besides.
+    host_memory = int(hardware.memory_bytes * HOST_USE) - weights * (3 if on_gpu else 2)
     if host_memory < 0:
         raise ConfigError(
             f"model.source={config.model.source} needs {weights / GIB:.1f} GiB a worker in {dtype} "

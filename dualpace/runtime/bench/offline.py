@@ -58,8 +58,12 @@ def run(own: dict[str, str], overrides: Sequence[str]) -> dict[str, Any]:
     )
     requests = load_workload(workload)
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "rounds.jsonl"
-        plan = resolve(load(*overrides, f"runtime.round_log={log}"))
+        keys = [override.partition("=")[0] for override in overrides]
+        if "runtime.round_log" not in keys:
+            overrides = [*overrides, f"runtime.round_log={folder}/rounds.jsonl"]
+        plan = resolve(load(*overrides))
+        assert plan.runtime.round_log is not None
+        log = Path(plan.runtime.round_log)
         longest = max(r.prompt_len + r.output_len for r in requests)
         if longest > plan.model.max_context:
             raise ConfigError(
