@@ -81,7 +81,7 @@ def run(own: dict[str, str], overrides: Sequence[str]) -> dict[str, Any]:
     result = {"label": own.get("label", ""), **facts}
     result |= summarize([r for r in records if r.token_times_s])
     result |= _rates(records, float(own.get("skip_s", 0)), stop_s)
-    result |= round_facts(rounds, facts["round_clock_s"])
+    result |= round_facts(rounds)
     capped = plan.kv.gpu_blocks <= _PRESSED_BLOCKS
     result["vllm"] = VLLM["pressed" if capped else "uncapped"]
     for key in sorted(result):
@@ -139,7 +139,6 @@ async def _drive(
         "stats": stats,
         "finished": sum(finished),
         "engine_cpu_share": engine_share,
-        "round_clock_s": started_s - client.start_s,
     }
 
 
@@ -167,7 +166,7 @@ def _rates(
     }
 
 
-def round_facts(rounds: Sequence[dict[str, Any]], origin_s: float) -> dict[str, Any]:
+def round_facts(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the round log says: idle share of the device, and tokens a second of both engines."""
     gpu = [r for r in rounds if r["engine"] == "gpu"]
     cpu = [r for r in rounds if r["engine"] == "cpu"]
