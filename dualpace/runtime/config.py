@@ -72,6 +72,7 @@ class PolicyConfig:
     name: str = MISSING
     has_host_tier: ClassVar[bool] = True
     runs_cpu_engine: ClassVar[bool] = True  # host-resident requests decode at their own pace
+    lockstep: ClassVar[bool] = False  # they decode with the GPU's rounds, layer by layer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,10 +97,12 @@ class NeoPolicyConfig(PolicyConfig):
 
     name: str = "neo"
     runs_cpu_engine: ClassVar[bool] = False
+    lockstep: ClassVar[bool] = True
     skips_longer: bool = True  # once a host row is refused, all as long are passed over
     needs_gpu_work: bool = True  # no host row runs without GPU rows
-    launch_ms: float = 0.8  # added to each predicted CPU attention of a layer
-    fp16_kernel: bool = True  # CPU attention widens fp16 without AMX; false: this project's kernel
+    launch_ms: float | None = None  # added to each predicted CPU attention of a layer; None: NEO's
+    # 0.8 in a simulation, nothing where times are measured
+    fp16_kernel: bool = True  # simulated CPU attention widens fp16 without AMX; false: our kernel
 
 
 @dataclass(slots=True, kw_only=True)

@@ -63,6 +63,28 @@ class CpuBatch(Message, kind=2):
     uniform: F32
 
 
+# ---- engine -> both workers, before the GPU batch of the same step
+
+
+@dataclass(slots=True)
+class LockstepBatch(Message, kind=3):
+    """Host-resident decodes of a GPU round (neo): rows `:split` are sub-batch 0, the rest 1. The
+    round's `StepDone` has their tokens after its own rows'. Void when the assist epoch moves on."""
+
+    step: int
+    split: int
+    epoch: int
+    request_ids: I64
+    token_ids: I32
+    starts: I32
+    block_offsets: I32
+    blocks: I32
+    temperature: F32
+    top_k: I32
+    top_p: F32
+    uniform: F32
+
+
 # ---- worker -> engine
 
 

@@ -99,6 +99,7 @@ class PolicyPlan:
     """The policy's registered name and its own settings."""
 
     name: str
+    lockstep: bool  # GPU rounds may carry host rows
     options: tuple[tuple[str, int | float | str | bool], ...]
 
 

@@ -50,6 +50,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     hardware = _claimed(config, hardware or probe())
     device = _device(config.gpu, hardware)
     _refuse_tensor_parallel(config)
+    _refuse_lockstep(config.policy, device)
     dtype = _dtype(config.model.dtype, device, hardware)
     source = resolve_source(config.model.source)
     spec = source.spec
@@ -145,6 +146,14 @@ def _device(gpu: GpuConfig, hardware: Hardware) -> str:
     if gpu.device != "auto":
         return gpu.device
     return "cuda" if hardware.gpus else "cpu"
+
+
+def _refuse_lockstep(policy: PolicyConfig, device: str) -> None:
+    if policy.lockstep and device != "cpu":
+        raise ConfigError(
+            f"policy={policy.name} runs on the stand-in only so far: set gpu.device=cpu, or "
+            f"compare it on this GPU in scripts/simulate.py."
+        )
 
 
 def _refuse_tensor_parallel(config: SystemConfig) -> None:
@@ -261,8 +270,9 @@ def _assist(config: AssistConfig, largest_batch: int) -> AssistPlan:
 
 
 def _policy(config: PolicyConfig) -> PolicyPlan:
-    options = ((f.name, getattr(config, f.name)) for f in fields(config) if f.name != "name")
-    return PolicyPlan(name=config.name, options=tuple(options))
+    given = ((f.name, getattr(config, f.name)) for f in fields(config) if f.name != "name")
+    options = tuple((name, value) for name, value in given if value is not None)
+    return PolicyPlan(name=config.name, lockstep=config.lockstep, options=options)
 
 
 def _server(config: ServerConfig, cores: CoreMap) -> ServerPlan:

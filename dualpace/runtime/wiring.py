@@ -3,6 +3,7 @@
 from dualpace.runtime.assist import AssistLayout
 from dualpace.runtime.channel import ChannelSize
 from dualpace.runtime.kv.layout import KvLayout
+from dualpace.runtime.lockstep import LockstepLayout
 from dualpace.runtime.plan import Plan
 
 _ROW_BYTES = 64  # all per-row fields of a batch together
@@ -26,14 +27,15 @@ def channel_size(plan: Plan, role: str) -> ChannelSize:
     no block twice, but a migration names its source and its target."""
     blocks = 4 * (plan.kv.gpu_blocks + plan.kv.host_blocks)
     if role == "gpu":
-        rows = max_gpu_rows(plan)
+        rows = max_gpu_rows(plan) + (plan.cpu.max_batch_size if plan.policy.lockstep else 0)
         migrations = plan.kv.gpu_blocks + plan.kv.host_blocks  # each moves at least a block
         down = 3 * blocks + (rows + migrations) * _ROW_BYTES + 4 * plan.gpu.max_batched_tokens
     else:
         rows = plan.cpu.max_batch_size
         down = blocks + rows * _ROW_BYTES
     up = max(64 * 1024, 16 * rows)
-    return ChannelSize(MAX_STEPS_IN_FLIGHT + 1, down + _FIXED_BYTES, _SLOTS_UP, up + _FIXED_BYTES)
+    batches = MAX_STEPS_IN_FLIGHT * (2 if plan.policy.lockstep else 1)  # host rows come first
+    return ChannelSize(batches + 1, down + _FIXED_BYTES, _SLOTS_UP, up + _FIXED_BYTES)
 
 
 def assist_layout(plan: Plan) -> AssistLayout:
@@ -42,6 +44,16 @@ def assist_layout(plan: Plan) -> AssistLayout:
         max_rows=plan.cpu.max_batch_size,
         hidden=model.hidden,
         attention_width=model.num_q_heads * model.head_dim,
+        itemsize=itemsize(plan),
+    )
+
+
+def lockstep_layout(plan: Plan) -> LockstepLayout:
+    model = plan.model
+    return LockstepLayout(
+        max_rows=plan.cpu.max_batch_size,
+        q_width=model.num_q_heads * model.head_dim,
+        kv_width=model.num_kv_heads * model.head_dim,
         itemsize=itemsize(plan),
     )
 

@@ -114,6 +114,33 @@ def gpu_batch(step: GpuStep, conversations: Mapping[int, Conversation]) -> messa
     )
 
 
+def lockstep_batch(
+    step: GpuStep, conversations: Mapping[int, Conversation], epoch: int
+) -> messages.LockstepBatch:
+    """The host rows of a step. Their input tokens are always known: who is in a step in flight is
+    not in the next one."""
+    first, second = step.host_rows
+    rows = [*first, *second]
+    content = [conversations[row.request.id] for row in rows]
+    sampling = _sampling(rows, content)
+    _, tokens = _flat([c.input_tokens(row) for row, c in zip(rows, content, strict=True)])
+    block_offsets, blocks = _flat([_block_table(row) for row in rows])
+    return messages.LockstepBatch(
+        step=step.number,
+        split=len(first),
+        epoch=epoch,
+        request_ids=np.array([row.request.id for row in rows], np.int64),
+        token_ids=tokens,
+        starts=np.array([row.start for row in rows], np.int32),
+        block_offsets=block_offsets,
+        blocks=blocks,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        uniform=sampling.uniform,
+    )
+
+
 def cpu_batch(
     step: CpuStep, conversations: Mapping[int, Conversation], route: Route
 ) -> messages.CpuBatch:

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dualpace.runtime import messages
-from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch
+from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch, lockstep_batch
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.engine.pair import WorkerPair
-from dualpace.runtime.engine.settings import make_state
+from dualpace.runtime.engine.settings import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route, route
@@ -36,6 +37,8 @@ from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 
 log = logging.getLogger(__name__)
 
+Int32 = npt.NDArray[np.int32]
+
 GPU, CPU = 0, 1  # `messages.Tokens.engines`
 NOT_FINISHED, STOP, LENGTH = 0, 1, 2  # `messages.Tokens.finished`
 
@@ -47,7 +50,8 @@ class LLMEngine:
         self._plan = plan
         self._send = send
         self._start_s = time.monotonic()
-        self._state: State = make_state(plan)
+        self._predictor = make_predictor(plan)
+        self._state: State = make_state(plan, self._predictor)
         self._conversations: dict[int, Conversation] = {}
         self._round_log = RoundLog(plan.runtime.round_log)
         self._request_log = RequestLog(plan.runtime.request_log)
@@ -185,6 +189,8 @@ class LLMEngine:
             case messages.Phase():
                 self._send(messages.Phase(f"{role}: {message.text}"))
             case messages.Ready():
+                if self._predictor is not None:
+                    self._predictor.learn(json.loads(message.info)["layer_times"])
                 if self._workers.ready and not self._stats.is_ready:
                     self._stats.is_ready = True
                     self._send(messages.Ready(json.dumps(self._workers.info())))
@@ -197,6 +203,8 @@ class LLMEngine:
         if role == "gpu":
             self._gpu_steps.clear()
             self._state.lose_gpu()
+        elif any(any(step.host_rows) for step in self._gpu_steps):
+            self._workers.gpu.kill()  # it waits for attention that nobody will compute
         elif self._cpu_step is not None:
             self._cpu_step = None
             self._state.lose_cpu()
@@ -207,16 +215,24 @@ class LLMEngine:
     async def _gpu_loop(self) -> None:
         while True:
             self._gpu_changed.clear()
-            while self._workers.gpu.ready and len(self._gpu_steps) < MAX_STEPS_IN_FLIGHT:
+            while self._can_run_gpu() and len(self._gpu_steps) < MAX_STEPS_IN_FLIGHT:
                 before = self._visible()
                 step = self._state.schedule_gpu()
                 if self._visible() != before:  # reserve, marks, queues: without a step too
                     self._cpu_changed.set()
                 if step is None:
                     break
+                if any(step.host_rows):
+                    host = lockstep_batch(step, self._conversations, self._workers.epoch)
+                    self._workers.cpu.send(host)
+                    self._workers.gpu.send(host)
                 self._workers.gpu.send(gpu_batch(step, self._conversations))
                 self._gpu_steps.append(step)
             await self._gpu_changed.wait()
+
+    def _can_run_gpu(self) -> bool:
+        """A round in lockstep takes both workers."""
+        return self._workers.gpu.ready and (self._predictor is None or self._workers.cpu.ready)
 
     async def _cpu_loop(self) -> None:
         while True:
@@ -252,20 +268,25 @@ class LLMEngine:
     def _apply_gpu(self, done: messages.StepDone) -> None:
         step = self._gpu_steps.popleft()
         assert step.number == done.step
-        finished = self._take_tokens(step.rows, done, GPU)
+        own = len(step.rows)
+        finished = self._take_tokens(step.rows, done.tokens[:own], GPU)
+        host = [*step.host_rows[0], *step.host_rows[1]]
+        finished |= self._take_tokens(host, done.tokens[own:], CPU)
+        self._stats.count_step(GPU, done)
         self._log_round("gpu", self._state.apply_gpu(step, finished), done)
 
     def _apply_cpu(self, done: messages.StepDone) -> None:
         step = self._cpu_step
         assert step is not None and step.number == done.step
         self._cpu_step = None
-        finished = self._take_tokens(step.rows, done, CPU)
+        finished = self._take_tokens(step.rows, done.tokens, CPU)
+        self._stats.count_step(CPU, done)
         self._log_round("cpu", self._state.apply_cpu(step, finished), done)
 
-    def _take_tokens(self, rows: list[Row], done: messages.StepDone, engine: int) -> set[int]:
+    def _take_tokens(self, rows: list[Row], sampled: Int32, engine: int) -> set[int]:
         """Appends each row's token to its conversation; returns the ids that end with it."""
         ids, tokens, ends = [], [], []
-        for row, token in zip(rows, done.tokens.tolist(), strict=True):
+        for row, token in zip(rows, sampled.tolist(), strict=True):
             conversation = self._conversations.get(row.request.id)
             if not row.sample or conversation is None:  # cancelled, or ended one round earlier
                 continue
@@ -285,7 +306,7 @@ class LLMEngine:
                     np.array(ends, np.uint8),
                 )
             )
-        self._stats.count_tokens(engine, len(ids), done)
+        self._stats.count_tokens(engine, len(ids))
         return finished
 
     def _finish_of(self, conversation: Conversation, token: int) -> int:

@@ -10,7 +10,7 @@ from dualpace.runtime.engine.worker_handle import WorkerHandle
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wire import Message
-from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
+from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout, lockstep_layout
 
 
 class WorkerPair:
@@ -31,6 +31,11 @@ class WorkerPair:
         layout = assist_layout(plan)
         self._assist_region = SharedRegion.create("assist buffer", layout.nbytes)
         self._assist = AssistBuffer(self._assist_region, layout)
+        lockstep = (
+            SharedRegion.create("lockstep buffer", lockstep_layout(plan).nbytes)
+            if plan.policy.lockstep
+            else None
+        )
         channels = {
             role: Channel.create(f"{role} channel", channel_size(plan, role))
             for role in ("gpu", "cpu")
@@ -43,6 +48,8 @@ class WorkerPair:
                 "assist": self._assist_region.fd,
                 "host_pool": self._host_pool.fd,
             }
+            if lockstep is not None:
+                fds["lockstep"] = lockstep.fd
             return WorkerHandle(
                 role,
                 module,
@@ -67,6 +74,11 @@ class WorkerPair:
     @property
     def ready(self) -> bool:
         return self.gpu.ready and self.cpu.ready
+
+    @property
+    def epoch(self) -> int:
+        """Rises with every death of a worker."""
+        return self._assist.epoch
 
     def info(self) -> dict[str, Any]:
         """What each worker said when it became ready, and what the engine itself did."""

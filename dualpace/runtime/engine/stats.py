@@ -32,9 +32,11 @@ class EngineStats:
     assist_calls: int = 0
     assist_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def count_tokens(self, engine: int, num_tokens: int, done: StepDone) -> None:
+    def count_tokens(self, engine: int, num_tokens: int) -> None:
+        self.tokens[_ENGINES[engine]] += num_tokens
+
+    def count_step(self, engine: int, done: StepDone) -> None:
         name = _ENGINES[engine]
-        self.tokens[name] += num_tokens
         self.busy_s[name] += done.duration_s
         if done.compiles_after_ready > self.compiles_after_ready[name]:
             log.error("the %s worker compiled in step %d, after it was ready", name, done.step)

@@ -109,6 +109,11 @@ class WorkerHandle:
         process.wait()
         return process
 
+    def kill(self) -> None:
+        """At once; the engine hears of it as of any death."""
+        if self._process is not None:
+            self._process.kill()
+
     async def close(self) -> None:
         """Closes the lifeline, which ends a worker that is at work; one that is still starting, or
         does not listen, is killed: it owns nothing that is not rebuilt."""

@@ -29,6 +29,7 @@ from dualpace.runtime.simulate.work import GpuWorkModel
 
 GIB = 1 << 30
 TIMELINE_POINTS = 2000
+NEO_LAUNCH_MS = 0.8  # in each of its predicted CPU attentions
 
 
 def simulate(config: SimulateConfig) -> dict[str, Any]:
@@ -220,7 +221,8 @@ def make_simulated_policy(config: SimulateConfig, cost: CostModel) -> Policy:
     if isinstance(policy, NeoPolicyConfig):
         del options["launch_ms"], options["fp16_kernel"]
         kernel = host_kernel(config, cost)
-        options["predictor"] = LayerPredictor(cost, kernel, policy.launch_ms / 1e3)
+        launch_ms = NEO_LAUNCH_MS if policy.launch_ms is None else policy.launch_ms
+        options["predictor"] = LayerPredictor(cost, kernel, launch_ms / 1e3)
     return make_policy(name, **options)
 
 

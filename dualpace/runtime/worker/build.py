@@ -25,7 +25,9 @@ from dualpace.runtime.worker.attention import AcceleratorAttention, DecodeAttent
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
+from dualpace.runtime.worker.layer_times import Times, accelerator_times, attention_times
 from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.lockstep import Exchange, LockstepAttention, LockstepRounds
 from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
 from dualpace.runtime.worker.stand_in import StandInRounds
 from dualpace.runtime.worker.transfers import Staging, Transfers
@@ -48,6 +50,7 @@ class Progress:
     say: Callable[[str], None]
     seconds: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    layer_times: Times = field(default_factory=dict)  # where the policy predicts
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
@@ -93,7 +96,14 @@ def build_accelerator(
     assists = AssistService(link, stages, dtype, device) if assists_reachable(plan) else None
     transfers = Transfers(hbm, host, copies)
     rounds = StandInRounds(stages, attention, transfers, staging, plan.model.num_layers, device)
-    return AcceleratorWorker(link, rounds, transfers, assists)
+    if link.lockstep is None:
+        return AcceleratorWorker(link, rounds, transfers, assists)
+    with progress.phase("layer_times", "timing a layer"):
+        decode = DecodeAttention(hbm.layers, plan.model.num_q_heads, plan.gpu.threads)
+        progress.layer_times = accelerator_times(plan, stages, decode, hbm.blocks)
+    exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
+    mixed = LockstepRounds(rounds, stages, link, exchange, plan.model.num_layers)
+    return AcceleratorWorker(link, mixed, transfers, assists, mixed.expect)
 
 
 def build_cpu(plan: Plan, link: Link, progress: Progress) -> CpuWorker:
@@ -111,7 +121,14 @@ def build_cpu(plan: Plan, link: Link, progress: Progress) -> CpuWorker:
         Route.SPLIT_FINAL: SplitFinal(stages, width, client),
         Route.FUSED_ASSIST: FusedAssist(client, plan.model.num_layers),
     }
-    return CpuWorker(link, stages, host, attention, routes)
+    lockstep = None
+    if link.lockstep is not None:
+        with progress.phase("layer_times", "timing a layer"):
+            progress.layer_times = {"host": attention_times(plan, attention, host.blocks)}
+        exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
+        second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
+        lockstep = LockstepAttention(link, host, exchange, (attention, second))
+    return CpuWorker(link, stages, host, attention, routes, lockstep)
 
 
 def assists_reachable(plan: Plan) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel, silence
+from dualpace.runtime.lockstep import LockstepBuffer
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wire import Message
-from dualpace.runtime.wiring import assist_layout, channel_size
+from dualpace.runtime.wiring import assist_layout, channel_size, lockstep_layout
 
 _FULL_MAILBOX_PAUSE_MS = 1.0
 
@@ -35,7 +36,9 @@ class Link:
         assist: AssistBuffer,
         host_pool: memoryview,
         other_doorbell: int,
+        lockstep: LockstepBuffer | None = None,
     ) -> None:
+        self.lockstep = lockstep
         self.assist = assist
         self.host_pool = host_pool
         self.doorbell = channel.bell_down
@@ -59,7 +62,11 @@ class Link:
         )
         assist = AssistBuffer(SharedRegion.attach(fds["assist"]), assist_layout(plan))
         host_pool = SharedRegion.attach(fds["host_pool"]).view
-        return cls(channel, lifeline, assist, host_pool, fds["other_doorbell"])
+        lockstep = None
+        if "lockstep" in fds:
+            region = SharedRegion.attach(fds["lockstep"])
+            lockstep = LockstepBuffer(region, lockstep_layout(plan))
+        return cls(channel, lifeline, assist, host_pool, fds["other_doorbell"], lockstep)
 
     def wait(self, block: bool) -> None:
         """Returns when the doorbell has been rung (at once unless `block`) and silences it.

@@ -93,6 +93,7 @@ def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyE
     else:
         worker = build.build_cpu(plan, link, progress)
     worker.ready()
-    link.send(Ready(json.dumps({"seconds": progress.seconds, "bytes": progress.bytes})))
+    info = {"seconds": progress.seconds, "bytes": progress.bytes}
+    link.send(Ready(json.dumps({**info, "layer_times": progress.layer_times})))
     while True:
         worker.turn()

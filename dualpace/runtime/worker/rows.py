@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dualpace.runtime.messages import DECODE, PREFILL_CPU, TOKEN_IN_FLIGHT, CpuBatch, GpuBatch
+from dualpace.runtime.messages import (
+    DECODE,
+    PREFILL_CPU,
+    TOKEN_IN_FLIGHT,
+    CpuBatch,
+    GpuBatch,
+    LockstepBatch,
+)
 from dualpace.runtime.plan import BLOCK_TOKENS
 
 Int32 = npt.NDArray[np.int32]
@@ -150,7 +157,24 @@ def cpu_work(batch: CpuBatch) -> CpuWork:
     )
 
 
-def _decode_arrays(batch: GpuBatch | CpuBatch, rows: Int64) -> DecodeArrays:
+def lockstep_work(batch: LockstepBatch) -> tuple[CpuWork, CpuWork]:
+    """Both sub-batches; the second may be empty, and so may the first."""
+    everyone = np.arange(len(batch.request_ids))
+    first, second = (
+        CpuWork(
+            step=batch.step,
+            route=0,
+            token_ids=batch.token_ids[rows].astype(np.int64),
+            positions=batch.starts[rows].astype(np.int64),
+            decodes=_decode_arrays(batch, rows),
+            sampling=_sampling(batch, rows),
+        )
+        for rows in (everyone[: batch.split], everyone[batch.split :])
+    )
+    return first, second
+
+
+def _decode_arrays(batch: GpuBatch | CpuBatch | LockstepBatch, rows: Int64) -> DecodeArrays:
     starts = batch.starts[rows].astype(np.int64)
     first_block = batch.block_offsets[:-1][rows]
     counts = batch.block_offsets[1:][rows] - first_block
@@ -172,7 +196,7 @@ def _slots(blocks: Int32, first_block: Int32, positions: Int64) -> Int64:
     return slots
 
 
-def _sampling(batch: GpuBatch | CpuBatch, rows: Int64) -> SamplingArrays:
+def _sampling(batch: GpuBatch | CpuBatch | LockstepBatch, rows: Int64) -> SamplingArrays:
     return SamplingArrays(
         batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.uniform[rows]
     )

@@ -69,26 +69,47 @@ class StandInRounds:
         """Each step runs one stage task: pre-layer, every layer, post-layer."""
         started = time.monotonic()
         self._stages.begin_round()
-        self._transfers.start_migrations(batch)
+        self.start_migrations(batch)
         work = gpu_work(batch)
         tokens = np.full(work.num_rows, -1, np.int32)
         ends: list[tuple[int, list[CopyEvent]]] = [(p.transfer_id, []) for p in work.host_prompts]
         if work.num_rows:
-            x = self._stages.pre_layer(self._token_ids(work))
+            x = self._stages.pre_layer(self.token_ids(work))
             positions = self._to_device(work.positions)
-            self._attention.begin(work)
-            # From here on KV is read and written: not before the swaps have ended.
-            yield [*self._transfers.migrations(), *self._blockers_of(work, 0)]
+            self.begin(work)
+            yield self.blockers_at_start(work)
             for layer in range(self._num_layers):
                 x = self._layer(layer, x, positions, work, ends)
-                yield self._blockers_of(work, layer + 1)
-            tokens[work.sampled_rows] = self._sample(x, work)
-        duration = time.monotonic() - started
+                yield self.blockers_of(work, layer + 1)
+            tokens[work.sampled_rows] = self.sample(x, work)
+        self.finish(work, started, tokens, ends)
+
+    # ---- parts of a round, also for those that carry host rows (`lockstep`)
+
+    def start_migrations(self, batch: GpuBatch) -> None:
+        self._transfers.start_migrations(batch)
+
+    def begin(self, work: GpuWork) -> None:
+        self._attention.begin(work)
+
+    def finish(
+        self,
+        work: GpuWork,
+        started_s: float,
+        tokens: np.ndarray,
+        ends: list[tuple[int, list[CopyEvent]]],
+    ) -> None:
+        """`ends` are the layer-wise copies of each Prefill-to-CPU."""
+        duration = time.monotonic() - started_s
         compiles = self._stages.compiles_after_ready
-        done = StepDone(work.step, started, duration, tokens, compiles)
+        done = StepDone(work.step, started_s, duration, tokens, compiles)
         self._finished.append((done, ends))
 
-    def _blockers_of(self, work: GpuWork, layer: int) -> list[Event]:
+    def blockers_at_start(self, work: GpuWork) -> list[Event]:
+        """From here on KV is read and written: not before the swaps have ended."""
+        return [*self._transfers.migrations(), *self.blockers_of(work, 0)]
+
+    def blockers_of(self, work: GpuWork, layer: int) -> list[Event]:
         """What must fire before `layer` may run: copies that still read its staging buffer."""
         if layer == self._num_layers or not work.host_prompts:
             return []
@@ -103,15 +124,26 @@ class StandInRounds:
         ends: list[tuple[int, list[CopyEvent]]],
     ) -> Tensor:
         q, k, v = self._stages.pre_attention(layer, x, positions)
+        return self._stages.post_attention(layer, self.attend(layer, q, k, v, work, ends), x)
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        work: GpuWork,
+        ends: list[tuple[int, list[CopyEvent]]],
+    ) -> Tensor:
+        """Attention of the batch's own rows, their KV stored or on its way to the host."""
         if work.host_prompts:
             staged = slice(work.num_hbm_tokens, None)
             issued = self._staging.put(layer, k[staged], v[staged], work.host_prompts)
             for (_, events), event in zip(ends, issued, strict=True):
                 events.append(event)
-        attention = self._attention.run(layer, q, k, v)
-        return self._stages.post_attention(layer, attention, x)
+        return self._attention.run(layer, q, k, v)
 
-    def _token_ids(self, work: GpuWork) -> Tensor:
+    def token_ids(self, work: GpuWork) -> Tensor:
         token_ids = self._to_device(work.token_ids)
         if work.in_flight:
             assert self._sampled.tokens is not None
@@ -120,7 +152,7 @@ class StandInRounds:
             token_ids[places] = self._sampled.tokens[source].long()
         return token_ids
 
-    def _sample(self, x: Tensor, work: GpuWork) -> np.ndarray:
+    def sample(self, x: Tensor, work: GpuWork) -> np.ndarray:
         if not len(work.sampled_rows):
             return np.empty(0, np.int32)
         last = x[self._to_device(work.last_tokens)]

@@ -257,10 +257,10 @@ def test_a_sweep_measures_every_policy_and_draws(
     lines: list[Any] = done.stdout.strip().splitlines()
     results = [json.loads(line) for line in lines if line.startswith('{"kind"')]
     assert {(r["policy"], r["rate"]) for r in results} == {
-        (policy, rate) for policy in ("dualpace", "gpu_only") for rate in (100, 200)
+        (policy, rate) for policy in ("dualpace", "neo", "gpu_only") for rate in (100, 200)
     }
     out = tmp_path / "runs" / "live" / "conversation_small"
     assert json.loads(lines[-1])["p99_itl_ms"] > 0
     assert "figures: runs/live/conversation_small/figure1.png" in done.stderr
     assert (out / "figure9.png").stat().st_size > 5000
-    assert len(list(out.glob("*-conversation-*.json"))) == 4
+    assert len(list(out.glob("*-conversation-*.json"))) == 6

@@ -54,7 +54,7 @@ class Neo:
         needs_gpu_work: bool = True,
     ) -> None:
         if predictor is None:
-            raise ConfigError("policy=neo needs predicted times: run it in scripts/simulate.py")
+            raise ConfigError("policy=neo needs predicted times of a layer")
         self._predictor = predictor
         self._skips_longer = skips_longer  # after a refusal, pass over all that are as long
         self._needs_gpu_work = needs_gpu_work  # no host rows in a round without GPU rows

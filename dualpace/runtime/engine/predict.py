@@ -1,0 +1,50 @@
+"""What a layer of a round will take, from times that the workers measured when they started: what
+Equation 1 of a lockstep policy (neo) is judged by.
+
+Knows no torch. Until both workers are ready everything takes no time.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Points = list[tuple[float, float]]  # (size, seconds), by size
+
+
+class MeasuredPredictor:
+    """A `policies.neo.Predictor`. `extra_s` is added to each CPU attention, as NEO does."""
+
+    def __init__(self, num_layers: int, extra_s: float) -> None:
+        self.num_layers = num_layers
+        self._extra_s = extra_s
+        self._tables: dict[str, Points] = {}
+
+    def learn(self, timings: Mapping[str, Any]) -> None:
+        """`timings[name]` lists (size, seconds): linear and post_layer by rows, decode, prefill
+        (tokens times context) and host by KV tokens."""
+        for name, points in timings.items():
+            self._tables[name] = sorted((float(size), float(time)) for size, time in points)
+
+    def linear_s(self, num_rows: int) -> float:
+        return self._at("linear", num_rows)
+
+    def gpu_attention_s(self, prefills: Sequence[tuple[int, int]], decode_tokens: int) -> float:
+        pairs = sum(now * after for now, after in prefills)
+        return self._at("prefill", pairs) + self._at("decode", decode_tokens)
+
+    def cpu_attention_s(self, num_requests: int, kv_tokens: int) -> float:
+        return self._extra_s + self._at("host", kv_tokens) if num_requests else 0.0
+
+    def post_layer_s(self, num_rows: int) -> float:
+        return self._at("post_layer", num_rows)
+
+    def _at(self, name: str, size: float) -> float:
+        """Linear between measured sizes, the outer ones' lines beyond them; 0 for nothing."""
+        points = self._tables.get(name, [])
+        if size == 0 or not points:
+            return 0.0
+        if len(points) == 1 or size <= points[0][0]:
+            return points[0][1]
+        place = min(max(bisect_left(points, (size, 0.0)), 1), len(points) - 1)
+        (x0, y0), (x1, y1) = points[place - 1], points[place]
+        return max(y0 + (y1 - y0) * (size - x0) / (x1 - x0), 0.0)
