@@ -36,7 +36,7 @@ class SweepConfig:
     plateau_points: int = 5  # K
     tolerance: float = 0.01  # delta, of the GPU's token limit and the CPU's batch limit
     share_child: bool = False  # all points in one process: shorter, and less isolated
-    timeout_s: float = 600.0  # of one child process
+    timeout_s: float = 1800.0  # of one child process; the first may have graphs to compile
     check: bool = True  # serve a small load with the result and compare the simulator's guess
     check_requests: int = 24  # all at once
     check_prompt: int = 96  # tokens each

@@ -21,6 +21,12 @@ from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
 from dualpace.runtime.worker.rows import SamplingArrays
 
+
+def say(text: str) -> None:
+    """Into this process's log, whose last line the sweep shows."""
+    print(text, flush=True)
+
+
 Wait = tuple[AssistKind, int, float]  # kind, rows, seconds
 
 
@@ -52,7 +58,7 @@ class HostWorker:
         dtype = DTYPES[plan.model.dtype]
         width = plan.model.num_q_heads * plan.model.head_dim
         self.num_layers = plan.model.num_layers
-        self.stages = worker_stages(plan, "cpu", Progress(lambda text: None))
+        self.stages = worker_stages(plan, "cpu", Progress(say))
         pool = HostPool(link.host_pool, kv_layout(plan), plan.kv.host_blocks, dtype)
         self.attention = DecodeAttention(pool.layers, plan.model.num_q_heads, plan.cpu.threads)
         self.attention.warm_up()

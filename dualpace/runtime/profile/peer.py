@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.channel import Channel, silence
-from dualpace.runtime.messages import Failed, GpuBatch, Hello, Ready, StepDone
+from dualpace.runtime.messages import Failed, GpuBatch, Hello, Phase, Ready, StepDone
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import send, start_process
 from dualpace.runtime.wire import Message
@@ -71,6 +71,9 @@ class GpuPeer:
         for message in self._channel.up.take():
             if isinstance(message, Failed):
                 raise (ConfigError if message.user_error else WorkerEndedError)(message.text)
+            if isinstance(message, Phase):
+                print(message.text, flush=True)
+                continue
             self._messages.append(message)
         if self._pidfd in ready:
             status = self._process.wait()

@@ -13,9 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from dualpace.config import ProfileHwConfig
 from dualpace.errors import ConfigError
 from dualpace.graphs.source import resolve_source
@@ -24,6 +21,7 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.child import Order, point_file
 from dualpace.runtime.profile.machine import Fingerprint, fingerprint, provenance
 from dualpace.runtime.profile.points import Point, all_points, chosen
+from dualpace.runtime.profile.progress import SweepBar, is_newer, last_line
 from dualpace.runtime.profile.setting import measuring_plan
 
 log = logging.getLogger(__name__)
@@ -76,26 +74,9 @@ class Sweep:
             return {}
         groups = [missing] if self.settings.share_child else [[point] for point in missing]
         failed: dict[str, str] = {}
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        done, console = 0, Console(stderr=True)
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task("points", total=len(missing))
-
-            def advance(point: Point) -> None:
-                nonlocal done
-                done += 1
-                bar.advance(task)
-                if not console.is_terminal:  # a bar is drawn once there, at the end
-                    log.info("%s measured, %d of %d", point.name, done, len(missing))
-
+        with SweepBar(len(missing)) as bar:
             for group in groups:
-                bar.update(task, description=group[0].name if len(group) == 1 else "points")
-                failed |= self._run_child(group, advance)
+                failed |= self._run_child(group, bar)
         for reason in dict.fromkeys(failed.values()):
             log.error("%s", reason)
         return failed
@@ -123,13 +104,11 @@ class Sweep:
         backends = {"cpu": list(plan.candidates_cpu), "gpu": list(plan.candidates_gpu)}
         return {**mine, "backends": backends, "assist_mode": self.plan.assist.mode}
 
-    def _run_child(
-        self, points: Sequence[Point], advance: Callable[[Point], None]
-    ) -> dict[str, str]:
+    def _run_child(self, points: Sequence[Point], bar: SweepBar) -> dict[str, str]:
         """Reasons of the points that one child process did not measure."""
+        log_file = self.folder / f"{points[0].name if len(points) == 1 else 'points'}.log"
         plan = measuring_plan(self.config, self.settings, points, self.hardware)
         stamps = [self._key(point) for point in points]
-        log_file = self.folder / f"{points[0].name if len(points) == 1 else 'points'}.log"
         order = Order(
             parent=os.getpid(),
             folder=str(self.folder),
@@ -138,8 +117,8 @@ class Sweep:
             points=list(points),
             stamps=[{**self._stamp(plan), "settings": stamp} for stamp in stamps],
         )
-        started = time.time()
-        status = run_child(order, log_file, self.settings.timeout_s, self._watch(points, advance))
+        started, look = time.time(), bar.watch(points, self.folder, log_file)
+        status = run_child(order, log_file, self.settings.timeout_s, look)
         done = [p for p in points if is_newer(point_file(self.folder, p), started)]
         reason = status or last_line(log_file)
         lines = log_file.read_text(errors="replace").splitlines()
@@ -148,20 +127,6 @@ class Sweep:
             for point in points
             if point not in done
         }
-
-    def _watch(
-        self, points: Sequence[Point], advance: Callable[[Point], None]
-    ) -> Callable[[], None]:
-        """Looks for points that have been finished since the last look."""
-        started, waiting = time.time(), list(points)
-
-        def look() -> None:
-            for point in list(waiting):
-                if is_newer(point_file(self.folder, point), started):
-                    waiting.remove(point)
-                    advance(point)
-
-        return look
 
     def _stamp(self, plan: Plan) -> dict[str, Any]:
         """What every point of one child carries."""
@@ -234,12 +199,3 @@ def default_name(config: ProfileHwConfig) -> str:
     machine = "here" if config.hw.name == "auto" else config.hw.name
     model = resolve_source(config.model.source).name.removeprefix("random-")
     return f"{machine}_{model}".lower().replace("-", "_").replace(".", "")
-
-
-def is_newer(file: Path, than_s: float) -> bool:
-    return file.is_file() and file.stat().st_mtime >= than_s
-
-
-def last_line(file: Path) -> str:
-    lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
