@@ -24,9 +24,11 @@ from dualpace.runtime.simulate.config import (
     ShapeConfig,
     TableConfig,
 )
+from dualpace.runtime.simulate.cost import BF16
 
 Points = dict[float, float]  # size -> ms
 FLOOR_MS = 1e-4  # what noise may not push a derived time below
+FP16_SHARE = 0.5  # of our kernel's rate, for one that widens fp16: as the H200 machine showed
 HOST_ROUND_MS = 0.5  # not measured by a sweep: Python between two rounds
 
 
@@ -62,11 +64,11 @@ def simulated(
             prefill_attention_efficiency=1.0,
         ),
         cpu=CpuProfileConfig(
-            memory_gb_s=1.0,
+            memory_gb_s=host_rate(of_kind(results, "decode"), spec),
             weight_efficiency=1.0,
             attention_efficiency=1.0,
-            fp16_attention_efficiency=1.0,
-            tflops=1.0,
+            fp16_attention_efficiency=FP16_SHARE,
+            tflops=1.0,  # the tables hold
         ),
         link=link(copies, route),
         assist=assist(choices, route),
@@ -102,6 +104,17 @@ def cpu_tables(route: Mapping[int, Any], decode: Mapping[int, Any]) -> dict[str,
         for point in value["contexts"]
     )
     return {**stages, "cpu_attention": table(attention)}
+
+
+def host_rate(decode: Mapping[int, Any], spec: ModelSpec) -> float:
+    """GB/s at which the CPU's attention read KV at best, at the simulator's bytes a token."""
+    token_bytes = 2 * spec.kv_size * BF16
+    tokens_per_ms = max(
+        batch * point["context"] / float(point["attention"]["ms"])
+        for batch, value in decode.items()
+        for point in value["contexts"]
+    )
+    return tokens_per_ms * token_bytes / 1e6
 
 
 def gpu_tables(
