@@ -109,8 +109,8 @@ def cpu_tables(route: Mapping[int, Any], decode: Mapping[int, Any]) -> dict[str,
 def host_rate(decode: Mapping[int, Any], spec: ModelSpec) -> float:
     """GB/s at which the CPU's attention read KV at best, at the simulator's bytes a token."""
     token_bytes = 2 * spec.kv_size * BF16
-    tokens_per_ms = max(
-        batch * point["context"] / float(point["attention"]["ms"])
+    tokens_per_ms: float = max(
+        batch * point["context"] / point["attention"]["ms"]
         for batch, value in decode.items()
         for point in value["contexts"]
     )

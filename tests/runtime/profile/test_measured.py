@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dualpace import doctor
-from dualpace.config import load
+from dualpace.config import conf_dir, load
 from dualpace.errors import ConfigError
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.machine import differences, minor_version
+from dualpace.runtime.profile.measured import MeasuredProfile
 from dualpace.runtime.resolve import resolve
 from tests.settings import settings
 
@@ -108,3 +109,17 @@ def test_the_doctor_says_which_settings_are_profiled(
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["profiled"]["gpu.token_limit"] == "320 (profiled)"
     assert report["profiled"]["cpu.max_batch_size"] == "16 (not profiled)"
+
+
+@pytest.mark.parametrize("file", sorted((Path(conf_dir()) / "measured").glob("*.yaml")))
+def test_shipped_profiles_can_be_read_and_say_where_they_come_from(file: Path) -> None:
+    profile = MeasuredProfile.read(file.stem)
+    assert profile.name == file.stem
+    assert {"cpu", "gpu", "model", "dtype"} <= profile.fingerprint.keys()
+    assert "date:" in file.read_text()
+
+
+def test_hw_files_name_profiles_that_are_shipped() -> None:
+    for file in (Path(conf_dir()) / "hw").glob("*.yaml"):
+        name = load(f"+hw={file.stem}").hw.profile
+        assert name is None or MeasuredProfile.read(name).name == name

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,9 @@ def test_points_hold_times_provenance_and_both_sides_of_every_assist(
     assert found["provenance"]["versions"]["torch"]
     assert all(s["ms"] > 0 for s in found["values"]["samples"].values())
     calls = found["values"]["calls"]
-    # Two iterations a route; two layers: one assist in the middle, one at the end, one alone.
-    assert sorted(call["kind"] for call in calls) == [0, 0, 1, 1, 2, 2]
+    kinds = Counter(call["kind"] for call in calls)
+    # Two layers: a fused iteration has one assist in the middle and one at the end.
+    assert kinds[0] == kinds[1] >= 1 and kinds[2] >= 1
     assert all(call["rows"] == 4 and call["wait"] > 0 and call["device"] > 0 for call in calls)
 
 
