@@ -111,12 +111,12 @@ def test_the_doctor_says_which_settings_are_profiled(
     assert report["profiled"]["cpu.max_batch_size"] == "16 (not profiled)"
 
 
-@pytest.mark.parametrize("file", sorted((Path(conf_dir()) / "measured").glob("*.yaml")))
-def test_shipped_profiles_can_be_read_and_say_where_they_come_from(file: Path) -> None:
-    profile = MeasuredProfile.read(file.stem)
-    assert profile.name == file.stem
-    assert {"cpu", "gpu", "model", "dtype"} <= profile.fingerprint.keys()
-    assert "date:" in file.read_text()
+def test_shipped_profiles_can_be_read_and_say_where_they_come_from() -> None:
+    for file in (Path(conf_dir()) / "measured").glob("*.yaml"):
+        profile = MeasuredProfile.read(file.stem)
+        assert profile.name == file.stem
+        assert {"cpu", "gpu", "model", "dtype"} <= profile.fingerprint.keys()
+        assert "date:" in file.read_text()
 
 
 def test_hw_files_name_profiles_that_are_shipped() -> None:
