@@ -63,15 +63,6 @@ def test_tokens_equal_those_of_an_engine_with_room_for_all(
     assert lockstep_rows(log) == stats["tokens"]["cpu"] > 50
 
 
-def test_measured_times_decide_without_a_fixed_term(
-    serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
-) -> None:
-    options = {**TIGHT, "policy.launch_ms": None}
-    with serve(**options) as llm:
-        assert [o.token_ids for o in llm.generate(PROMPTS, PARAMS)] == undisturbed
-    assert check_log(rounds()) == []
-
-
 @pytest.mark.parametrize("role", ["gpu", "cpu"])
 def test_a_killed_worker_costs_no_answer(
     role: str, serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
