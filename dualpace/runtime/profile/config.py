@@ -38,6 +38,6 @@ class SweepConfig:
     share_child: bool = False  # all points in one process: shorter, and less isolated
     timeout_s: float = 1800.0  # of one child process; the first may have graphs to compile
     check: bool = True  # serve a small load with the result and compare the simulator's guess
-    check_requests: int = 24  # all at once
+    check_requests: int = 48  # all at once
     check_prompt: int = 96  # tokens each
-    check_output: int = 48
+    check_output: int = 32
