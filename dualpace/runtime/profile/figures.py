@@ -46,7 +46,10 @@ def figure_7(choices: Choices, title: str) -> Figure:
     prefill_by_batch(axes[2], choices)
     prefill_by_tokens(axes[3], choices)
     figure.suptitle(title, fontsize=9)
-    return finished(figure, axes)
+    finished(figure, axes)
+    axes[2].set_ylim(0, 1.35 * axes[2].get_ylim()[1])  # room for many lengths
+    axes[2].legend(frameon=False, fontsize=7, ncols=4, loc="upper center")
+    return figure
 
 
 def routing_score(axis: Axes, choices: Choices) -> None:
@@ -196,9 +199,13 @@ def dense(axis: Axes, results: Sequence[Result]) -> None:
 
 
 def plain_ticks(axis: Axes, sizes: Sequence[int]) -> None:
-    """The profiled sizes as labels, as many as fit."""
-    step = max(1, -(-len(sizes) // 9))
-    axis.set_xticks(list(sizes)[::step], [str(size) for size in sizes][::step])
+    """The profiled sizes as labels, those that would touch their neighbour left out."""
+    apart = max((sizes[-1] / sizes[0]) ** (1 / 11), 1.0)
+    shown: list[int] = []
+    for size in sizes:
+        if not shown or size >= apart * shown[-1]:
+            shown.append(size)
+    axis.set_xticks(shown, [str(size) for size in shown])
     axis.xaxis.set_minor_locator(NullLocator())
 
 
