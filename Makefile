@@ -21,7 +21,7 @@ serve: $(VENV)/.serve-installed
 	@exec $(BIN)/python scripts/serve.py +hw=$(HW) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --durations=25
 
 # The extension ended with 2.8 and needs the torch of that release.
 test-ipex: .venv-ipex/.installed

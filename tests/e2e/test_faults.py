@@ -34,7 +34,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """The answers of an engine with room for everything, one clock and no faults."""
     from dualpace import LLM
 
-    with LLM("random:tiny", **{"model.dtype": "float32", "kv.gpu_blocks": 512}) as llm:
+    settings = {"model.dtype": "float32", "compile.backend": "eager", "kv.gpu_blocks": 512}
+    with LLM("random:tiny", **settings) as llm:
         return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 

@@ -17,7 +17,9 @@ def tiny_plan() -> Plan:
 def test_round_trip_keeps_every_value() -> None:
     plan = replace(
         tiny_plan(),
-        policy=PolicyPlan(name="dualpace", lockstep=False, options=(("gap", 2), ("share", 0.5), ("on", True))),
+        policy=PolicyPlan(
+            name="dualpace", lockstep=False, options=(("gap", 2), ("share", 0.5), ("on", True))
+        ),
         compile=replace(tiny_plan().compile, candidates_cpu=("eager", "packed")),
     )
     again = Plan.from_json(plan.to_json())
