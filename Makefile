@@ -2,7 +2,7 @@
 # make test     lint, types and tests
 # make .venv    the set-up alone, with everything that development needs
 # make test-ipex  the IPEX backend's tests, in an environment of 7 GB of their own
-# make serve HW=h200 ARGS="model=/path/to/model server.port=8001"
+# make serve HW=h200 ARGS="model.source=/path/to/model server.port=8001"
 
 HW ?= cpu
 ARGS ?=

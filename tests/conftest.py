@@ -78,6 +78,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # its weights are plain by now
+    model.config.architectures = [type(model).__name__]  # a GGUF does not name it
     model.config.save_pretrained(folder)
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 

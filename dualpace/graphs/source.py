@@ -34,7 +34,8 @@ def resolve_source(source: str) -> Source:
         return Source("gguf", path, spec_from_gguf(GGUFFile(path)), "SmolLM2-135M-Instruct")
     if source.startswith("random:"):
         shape = source.removeprefix("random:")
-        return Source("random", None, _random_spec(shape), f"random-{Path(shape).stem}")
+        name = shape if shape in SHAPES else Path(shape).stem
+        return Source("random", None, _random_spec(shape), f"random-{name}")
     path = Path(source).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return Source("gguf", path, spec_from_gguf(GGUFFile(path)), path.stem)

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from dualpace.runtime.engine_client import EngineClient
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 
+MAX_TOKEN_CHARS = 256  # no vocabulary has a longer token
+
 
 class Detokenizer(Protocol):
     """Text of one answer, token by token; holds back what later tokens may still change."""
@@ -39,9 +41,37 @@ def load_tokenizer(source: str) -> Tokenizer:
     return load_tokenizer(resolve_source(source))
 
 
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The prompt of a conversation. Raises the tokenizer's ChatError for one that it cannot put."""
-    return tokenizer.encode(tokenizer.chat(messages), add_special_tokens=False)
+def encode_text(tokenizer: Tokenizer, text: str, max_context: int) -> list[int]:
+    """The prompt that `text` is. Raises InvalidParameter, before any work, for one that no
+    tokenizer takes or that cannot fit."""
+    _check_text(text, max_context)
+    return tokenizer.encode(text)
+
+
+def encode_chat(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], max_context: int
+) -> list[int]:
+    """The prompt of a conversation. Raises as `encode_text` does, and the tokenizer's ChatError for
+    one that it cannot put."""
+    text = tokenizer.chat(messages)
+    _check_text(text, max_context)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _check_text(text: str, max_context: int) -> None:
+    if len(text) > max_context * MAX_TOKEN_CHARS:
+        raise InvalidParameter(
+            "prompt",
+            f"The prompt has {len(text)} characters, more than this server's context of "
+            f"{max_context} tokens can hold.",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            "prompt",
+            f"The prompt has half a surrogate pair at character {error.start}, which is no text.",
+        ) from None
 
 
 class StopMatcher:

@@ -26,6 +26,7 @@ from dualpace.runtime.generation import (
     Tokenizer,
     check_prompt,
     encode_chat,
+    encode_text,
     generate,
     load_tokenizer,
 )
@@ -114,7 +115,10 @@ class LLM:
         terminal. Raises ValueError for what can never run and EngineGone if the engine ends.
         """
         many: Any = [prompts] if _is_one(prompts) else prompts
-        encoded = [self._tokenizer.encode(p) if isinstance(p, str) else list(p) for p in many]
+        limit = self.plan.model.max_context
+        encoded = [
+            encode_text(self._tokenizer, p, limit) if isinstance(p, str) else list(p) for p in many
+        ]
         return self._generate(encoded, params, progress)
 
     def chat(
@@ -125,7 +129,8 @@ class LLM:
     ) -> list[Output]:
         """Like `generate`, for one conversation or several: lists of {"role", "content"}."""
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        encoded = [encode_chat(self._tokenizer, conversation) for conversation in many]
+        limit = self.plan.model.max_context
+        encoded = [encode_chat(self._tokenizer, conversation, limit) for conversation in many]
         return self._generate(encoded, params, progress)
 
     def stats(self) -> dict[str, Any]:

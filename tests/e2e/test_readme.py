@@ -38,7 +38,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("readme") / "log"
     process = subprocess.Popen(
-        ["make", "serve", f"ARGS=server.port={port} kv.gpu_blocks=48"],
+        ["make", "serve", f"ARGS=server.port={port} kv.gpu_blocks=20"],
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         stdout=log.open("w"),

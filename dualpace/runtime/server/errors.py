@@ -25,7 +25,8 @@ class APIError(Exception):
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
     ) -> None:
-        super().__init__(message)
+        # Half a surrogate pair, quoted from a request, could not be sent back.
+        super().__init__(message.encode(errors="replace").decode())
         self.status = status
         self.param = param
         self.code = code

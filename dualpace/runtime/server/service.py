@@ -11,6 +11,7 @@ from dualpace.runtime.generation import (
     Tokenizer,
     check_prompt,
     encode_chat,
+    encode_text,
     generate,
     merge,
 )
@@ -60,6 +61,10 @@ class Service:
             )
         return self.tokenizer
 
+    @property
+    def _max_context(self) -> int:
+        return self.client.plan.model.max_context
+
     async def completion(self, request: CompletionRequest) -> Job:
         arrival_s = time.monotonic()
         tokenizer = self.admit(request.model)
@@ -68,7 +73,8 @@ class Service:
         prompts = []
         for prompt in request.prompts():
             if isinstance(prompt, str):
-                prompts.append(await _off_loop(len(prompt), tokenizer.encode, prompt))
+                encoded = _off_loop(len(prompt), encode_text, tokenizer, prompt, self._max_context)
+                prompts.append(await encoded)
             else:
                 prompts.append(prompt)
         if not prompts:
@@ -82,7 +88,7 @@ class Service:
         params = request.params()
         messages = request.conversation()
         size = sum(len(message["content"]) for message in messages)
-        prompt = await _off_loop(size, encode_chat, tokenizer, messages)
+        prompt = await _off_loop(size, encode_chat, tokenizer, messages, self._max_context)
         return self._job(ChatShape(), tokenizer, [prompt], params, request, arrival_s)
 
     def _job(

@@ -166,11 +166,11 @@ def test_every_point_is_measured_under_the_limits_of_the_whole_sweep(tmp_path: P
 
 def test_fewer_layers_of_random_weights_are_a_smaller_model(tmp_path: Path) -> None:
     made = config(tmp_path, layers=2)
-    made.model.source = "random:qwen3-14b"
+    made.model.source = "random:llama-3.2-1b"
     plan = measuring_plan(made, made.profile, [Point("decode", 1)], probe())
     assert plan.model.num_layers == 2
-    assert plan.model.hidden == 5120
-    assert default_name(made) == "here_qwen3_14b"
+    assert plan.model.hidden == 2048
+    assert default_name(made) == "here_llama_32_1b"
 
 
 def test_contexts_beyond_the_model_are_refused(tmp_path: Path) -> None:

@@ -191,6 +191,29 @@ def test_a_prompt_that_fills_the_context(server, client):
     assert answer.usage.completion_tokens == 1
 
 
+@pytest.mark.parametrize("text", ["\\ud800", "fine \\udfff end"])
+def test_half_a_surrogate_pair_is_no_text(server, text):
+    """JSON can spell it, no text can hold it; the answer must not quote it either."""
+    headers = {"Content-Type": "application/json"}
+    message = f'[{{"role": "user", "content": "{text}"}}]'
+    for route, body, param in [
+        ("completions", f'{{"model": "tiny", "prompt": "{text}"}}', "prompt"),
+        ("chat/completions", f'{{"model": "tiny", "messages": {message}}}', "prompt"),
+    ]:
+        answer = server.http.post(f"/v1/{route}", content=body, headers=headers)
+        assert refusal(answer)["param"] == param
+    answer = server.http.post(
+        "/v1/completions", content=f'{{"model": "{text}", "prompt": "hi"}}', headers=headers
+    )
+    assert refusal(answer, 404)["param"] == "model"
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(server):
+    error = refusal(post(server, "completions", {**COMPLETION, "prompt": " " * 3_000_000}))
+    assert error["code"] == "context_length_exceeded"
+    assert "3000000 characters" in error["message"]
+
+
 def test_unknown_model_and_route(server, client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="gpt-9", prompt="hi")
