@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dualpace.runtime.llm import LLM, Output
+    from dualpace.llm import LLM, Output
     from dualpace.runtime.sampling_params import SamplingParams
 
 __all__ = ["LLM", "Output", "SamplingParams"]
 
 _HOMES = {
-    "LLM": "dualpace.runtime.llm",
-    "Output": "dualpace.runtime.llm",
+    "LLM": "dualpace.llm",
+    "Output": "dualpace.llm",
     "SamplingParams": "dualpace.runtime.sampling_params",
 }
 

@@ -13,18 +13,17 @@ import hydra
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf
 
-from dualpace.config import (
+from dualpace.errors import ConfigError
+from dualpace.runtime.bench.config import PlotConfig
+from dualpace.settings.check import check
+from dualpace.settings.compose import conf_dir, register
+from dualpace.settings.schema import (
     BenchConfig,
     ProfileHwConfig,
     ServeConfig,
     SimulateConfig,
     SystemConfig,
-    check,
-    conf_dir,
-    register,
 )
-from dualpace.errors import ConfigError
-from dualpace.runtime.bench.config import PlotConfig
 
 log = logging.getLogger(__name__)
 register()
@@ -56,7 +55,7 @@ def serve(node: DictConfig) -> None:
 
 
 def _serve(config: ServeConfig) -> None:
-    from dualpace.runtime.resolve import resolve
+    from dualpace.settings.resolve import resolve
 
     plan = resolve(config)
     for line in plan.lines():

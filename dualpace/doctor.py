@@ -16,13 +16,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dualpace.config import SystemConfig
 from dualpace.cpu import isa
 from dualpace.errors import ConfigError
-from dualpace.runtime.hardware import GIB, Hardware, cgroup_memory, probe
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.profile.machine import cpu_name
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.hardware import GIB, Hardware, cgroup_memory, probe
+from dualpace.settings.machine import cpu_name
+from dualpace.settings.resolve import resolve
+from dualpace.settings.schema import SystemConfig
 
 PACKAGES = (
     "dualpace",

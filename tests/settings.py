@@ -5,7 +5,8 @@ import functools
 
 import yaml
 
-from dualpace.config import ServeConfig, load
+from dualpace.settings.compose import load
+from dualpace.settings.schema import ServeConfig
 
 
 def settings(*overrides: str) -> ServeConfig:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dualpace.config import ServeConfig, check, conf_dir, load
 from dualpace.errors import ConfigError
 from dualpace.graphs.backends import BACKENDS as BUILT_BACKENDS
 from dualpace.graphs.config import BACKENDS
 from dualpace.graphs.source import resolve_source
+from dualpace.settings.check import check
+from dualpace.settings.compose import conf_dir, load
+from dualpace.settings.schema import ServeConfig
 from tests.settings import settings
 
 CONF = Path(conf_dir())

@@ -85,3 +85,6 @@ class Shard:
     def _part(self, count: int) -> range:
         part = count // self.size
         return range(self.rank * part, (self.rank + 1) * part)
+
+
+WHOLE = Shard()  # all of the model

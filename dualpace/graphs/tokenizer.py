@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,9 @@ from dualpace.graphs.detokenizer import IncrementalDetokenizer, byte_alphabet
 from dualpace.graphs.gguf_file import GGUFFile
 from dualpace.graphs.hf_config import read_json
 from dualpace.graphs.source import Source
+from dualpace.graphs.special_tokens import SpecialTokens
 
 _BYTE_OF = byte_alphabet()
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialTokens:
-    """Names by role (bos_token, eos_token, ...), the ids that are never text, the chat template."""
-
-    names: Mapping[str, str]
-    ids: frozenset[int]
-    chat_template: str | None = None
 
 
 class Tokenizer:

@@ -18,7 +18,7 @@ from tokenizers import (
 from dualpace.errors import ConfigError
 from dualpace.graphs.detokenizer import byte_alphabet
 from dualpace.graphs.gguf_file import GGUFFile
-from dualpace.graphs.tokenizer import SpecialTokens
+from dualpace.graphs.special_tokens import SpecialTokens
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 

@@ -1,6 +1,6 @@
 """The plan: every setting resolved to one value, frozen, the same in every process.
 
-Made once by `resolve.resolve`, logged, and handed to engine and workers as JSON. Plain data: no
+Made once by `settings.resolve`, logged, and handed to engine and workers as JSON. Plain data: no
 torch, no defaults, nothing left to decide. Sizes of pools count block 0, the scratch block.
 """
 

@@ -13,10 +13,10 @@ from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime import messages as m
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.resolve import resolve
 from dualpace.runtime.routing import Route
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cuda.transfers import checksums
+from dualpace.settings.resolve import resolve
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import GPU_BLOCKS, HOST_BLOCKS, Rig, Talk
 from tests.settings import settings

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dualpace.runtime.hardware import available_memory, cgroup_memory, probe
+from dualpace.settings.hardware import available_memory, cgroup_memory, probe
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from dualpace.runtime.plan import Plan, PolicyPlan
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.resolve import resolve
 from tests.settings import settings
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dualpace.config import load
 from dualpace.errors import ConfigError
 from dualpace.graphs.shapes import SHAPES
-from dualpace.runtime.hardware import GIB, Gpu, Hardware
 from dualpace.runtime.plan import AssistPlan, Plan
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.compose import load
+from dualpace.settings.hardware import GIB, Gpu, Hardware
+from dualpace.settings.resolve import resolve
 from tests.settings import settings
 
 SMALL = Hardware(cores=(0, 1), numa_nodes=(0, 0), memory_bytes=16 * GIB, fast_bf16=False, gpus=())

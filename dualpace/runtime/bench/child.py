@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from dualpace.config import VARIANTS, ServeConfig
 from dualpace.errors import ConfigError
 from dualpace.runtime.process import become_child
+from dualpace.settings.schema import VARIANTS, ServeConfig
 
 
 def settings(file: IO[str]) -> ServeConfig:
@@ -27,8 +27,8 @@ def settings(file: IO[str]) -> ServeConfig:
 
 
 def serve() -> None:
-    from dualpace.runtime.resolve import resolve
     from dualpace.runtime.server import serve as run_server
+    from dualpace.settings.resolve import resolve
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s"

@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from dualpace.config import load
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import AzureWorkloadConfig
 from dualpace.runtime.bench.metrics import RequestRecord, summarize
 from dualpace.runtime.bench.workload import RequestSpec, load_workload
 from dualpace.runtime.engine_client import ENGINES, EngineClient
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.resolve import resolve
 from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.settings.compose import load
+from dualpace.settings.resolve import resolve
 
 VLLM = {"pressed": (12.04, 3188.0), "uncapped": (20.69, 5480.0)}  # requests/s, output tokens/s
 _OWN_KEYS = ("trace", "requests", "stop_s", "skip_s", "result", "label")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dualpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dualpace.config import BenchConfig
+    from dualpace.settings.schema import BenchConfig
 
 
 def peer_command(config: "BenchConfig", port: int) -> list[str]:

@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dualpace.config import BenchConfig
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench import timeline
 from dualpace.runtime.bench.client import Client
@@ -24,6 +23,7 @@ from dualpace.runtime.bench.metrics import RequestRecord, summarize
 from dualpace.runtime.bench.progress import progress
 from dualpace.runtime.bench.start import running_server
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
+from dualpace.settings.schema import BenchConfig
 
 log = logging.getLogger(__name__)
 

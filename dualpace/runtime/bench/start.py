@@ -27,7 +27,7 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.bench.peers import peer_command
 
 if TYPE_CHECKING:
-    from dualpace.config import BenchConfig
+    from dualpace.settings.schema import BenchConfig
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def started(config: "BenchConfig", port: int, cores: Sequence[int]) -> Iterator[
 
 def server_settings(config: "BenchConfig", port: int) -> str:
     """The part of the settings that `scripts/serve.py` would take, as YAML."""
-    from dualpace.config import ServeConfig
+    from dualpace.settings.schema import ServeConfig
 
     values = {f.name: getattr(config, f.name) for f in fields(ServeConfig)}
     node = OmegaConf.structured(ServeConfig(**values))

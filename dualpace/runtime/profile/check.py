@@ -8,12 +8,12 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dualpace.config import SimulateConfig
 from dualpace.runtime.bench.config import FixedWorkloadConfig
 from dualpace.runtime.config import PolicyConfig
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.simulate.config import ProfileConfig
 from dualpace.runtime.simulate.run import simulate
+from dualpace.settings.schema import SimulateConfig
 
 if TYPE_CHECKING:
     from dualpace.runtime.profile.sweep import Sweep

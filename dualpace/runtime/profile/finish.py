@@ -10,14 +10,15 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from dualpace.config import ProfileHwConfig, conf_dir
 from dualpace.errors import ConfigError
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile import figures, report, simulated
 from dualpace.runtime.profile.check import Checked, check
-from dualpace.runtime.profile.machine import Fingerprint, model_shape
 from dualpace.runtime.profile.result import Choices, Result, choose
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.compose import conf_dir
+from dualpace.settings.machine import Fingerprint, model_shape
+from dualpace.settings.resolve import resolve
+from dualpace.settings.schema import ProfileHwConfig
 
 if TYPE_CHECKING:
     from dualpace.runtime.profile.sweep import Sweep

@@ -23,10 +23,10 @@ from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.profile.host import HostWorker, Wait
 from dualpace.runtime.profile.peer import GpuPeer
 from dualpace.runtime.profile.points import Point, prefill_lengths
-from dualpace.runtime.profile.scores import AssistCall
 from dualpace.runtime.profile.station import Station
 from dualpace.runtime.profile.timing import Effort, Sample, sample, wall_clock
 from dualpace.runtime.routing import Route
+from dualpace.runtime.scores import AssistCall
 from dualpace.runtime.worker.rows import SamplingArrays, cpu_work
 
 Values = dict[str, Any]

@@ -24,14 +24,14 @@ from dualpace.runtime.profile.fit import (
     smoothed,
     threshold_scores,
 )
-from dualpace.runtime.profile.scores import (
+from dualpace.runtime.routing import Route, route
+from dualpace.runtime.scores import (
     AssistCall,
     Calibration,
     Primitives,
     calibrate,
     route_scores,
 )
-from dualpace.runtime.routing import Route, route
 
 Result = Mapping[str, Any]  # one point's file
 Pair = tuple[int, int]

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from dualpace.runtime.llm import LLM
+from dualpace.llm import LLM
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.sampling_params import SamplingParams
 

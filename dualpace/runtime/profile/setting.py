@@ -8,15 +8,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from dualpace.config import SystemConfig
 from dualpace.errors import ConfigError
 from dualpace.graphs.source import resolve_source
-from dualpace.runtime.hardware import Hardware
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.batches import blocks_of
 from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.profile.points import KINDS, Point, all_points, prefill_lengths
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.hardware import Hardware
+from dualpace.settings.resolve import resolve
+from dualpace.settings.schema import SystemConfig
 
 C = TypeVar("C", bound=SystemConfig)
 

@@ -13,16 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dualpace.config import ProfileHwConfig
 from dualpace.errors import ConfigError
 from dualpace.graphs.source import resolve_source
-from dualpace.runtime.hardware import Hardware, probe
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.child import Order, point_file
-from dualpace.runtime.profile.machine import Fingerprint, fingerprint, provenance
 from dualpace.runtime.profile.points import Point, all_points, chosen
 from dualpace.runtime.profile.progress import SweepBar, is_newer, last_line
 from dualpace.runtime.profile.setting import measuring_plan
+from dualpace.settings.hardware import Hardware, probe
+from dualpace.settings.machine import Fingerprint, fingerprint, provenance
+from dualpace.settings.schema import ProfileHwConfig
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@ measurement. Knows nothing about thresholds; Algorithm 1 fits them to these scor
 
 from collections.abc import Sequence
 
+from dualpace.runtime import scores
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.profile import scores
-from dualpace.runtime.profile.scores import Calibration, Primitives
 from dualpace.runtime.routing import Route
+from dualpace.runtime.scores import Calibration, Primitives
 from dualpace.runtime.simulate.cost import CostModel
 
 

@@ -9,7 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dualpace.config import SimulateConfig
 from dualpace.cpu.config import MAX_BATCH_SIZE
 from dualpace.runtime.bench.metrics import summarize
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
@@ -26,6 +25,7 @@ from dualpace.runtime.simulate.cost import CostModel, Curve
 from dualpace.runtime.simulate.predictor import LayerPredictor
 from dualpace.runtime.simulate.simulator import Simulation, Timeline
 from dualpace.runtime.simulate.work import GpuWorkModel
+from dualpace.settings.schema import SimulateConfig
 
 GIB = 1 << 30
 TIMELINE_POINTS = 2000

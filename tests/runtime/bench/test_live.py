@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dualpace.config import BenchConfig, load
 from dualpace.runtime.bench.run import bench
 from dualpace.runtime.schedule.check import check_log
+from dualpace.settings.compose import load
+from dualpace.settings.schema import BenchConfig
 
 
 def test_a_started_server_is_measured_with_both_tiers_at_work(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from dualpace.config import BenchConfig, load
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.counters import engine_facts
 from dualpace.runtime.bench.peers import peer_command
 from dualpace.runtime.bench.run import bench
 from dualpace.runtime.bench.start import server_settings, split_cores
+from dualpace.settings.compose import load
+from dualpace.settings.schema import BenchConfig
 from tests.runtime.bench.fake_openai import Behaviour, FakeOpenAI, serving
 
 ROOT = Path(__file__).parents[3]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpace.config import ServeConfig
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.hardware import probe
-from dualpace.runtime.profile.machine import fingerprint
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.hardware import probe
+from dualpace.settings.machine import fingerprint
+from dualpace.settings.resolve import resolve
+from dualpace.settings.schema import ServeConfig
 from tests.settings import settings
 
 SETTINGS = {

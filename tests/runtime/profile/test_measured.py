@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from dualpace import doctor
-from dualpace.config import conf_dir, load
 from dualpace.errors import ConfigError
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.profile.machine import differences, minor_version
-from dualpace.runtime.profile.measured import MeasuredProfile
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.compose import conf_dir, load
+from dualpace.settings.machine import differences, minor_version
+from dualpace.settings.measured import MeasuredProfile
+from dualpace.settings.resolve import resolve
 from tests.settings import settings
 
 

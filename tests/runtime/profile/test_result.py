@@ -12,9 +12,9 @@ from dualpace.runtime.profile.points import all_points
 from dualpace.runtime.profile.result import choose
 from dualpace.runtime.profile.simulated import as_yaml, prefill_model, simulated
 from dualpace.runtime.profile.timing import Effort, sample
-from dualpace.runtime.resolve import resolve
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.simulate.cost import CostModel
+from dualpace.settings.resolve import resolve
 from tests.runtime.profile.conftest import machine
 from tests.settings import settings
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dualpace.config import ProfileHwConfig, load
 from dualpace.errors import ConfigError
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.hardware import probe
 from dualpace.runtime.messages import SWAP_OUT, AssistDone, TransfersDone
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.config import SweepConfig
@@ -18,6 +16,9 @@ from dualpace.runtime.profile.points import Point
 from dualpace.runtime.profile.setting import measuring_plan
 from dualpace.runtime.profile.station import Station
 from dualpace.runtime.routing import Route
+from dualpace.settings.compose import load
+from dualpace.settings.hardware import probe
+from dualpace.settings.schema import ProfileHwConfig
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dualpace.config import ProfileHwConfig, conf_dir, load
 from dualpace.errors import ConfigError
-from dualpace.runtime.hardware import probe
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.child import Order, point_file, run
 from dualpace.runtime.profile.config import SweepConfig
@@ -20,7 +18,10 @@ from dualpace.runtime.profile.finish import finish
 from dualpace.runtime.profile.points import Point, all_points
 from dualpace.runtime.profile.setting import measuring_plan
 from dualpace.runtime.profile.sweep import Sweep, default_name
-from dualpace.runtime.resolve import resolve
+from dualpace.settings.compose import conf_dir, load
+from dualpace.settings.hardware import probe
+from dualpace.settings.resolve import resolve
+from dualpace.settings.schema import ProfileHwConfig
 from tests.settings import settings
 
 ROOT = Path(__file__).resolve().parents[3]

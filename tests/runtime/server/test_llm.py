@@ -13,10 +13,10 @@ from byte_tokenizer import EOS, ByteTokenizer
 from plans import small_plan
 
 from dualpace import LLM, SamplingParams
-from dualpace.config import load
 from dualpace.errors import ConfigError
+from dualpace.llm import override
 from dualpace.runtime.engine_client import EngineGone, RequestRefused
-from dualpace.runtime.llm import override
+from dualpace.settings.compose import load
 
 HERE = Path(__file__).parent
 LONG = SamplingParams(max_tokens=300)

@@ -10,10 +10,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dualpace.config import SimulateConfig, check, conf_dir, register
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule.check import check_log
 from dualpace.runtime.simulate.run import simulate
+from dualpace.settings.check import check
+from dualpace.settings.compose import conf_dir, register
+from dualpace.settings.schema import SimulateConfig
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("dualpace", "neo", "gpu_only")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.resolve import resolve
 from dualpace.runtime.worker.copies import CopyEngine
+from dualpace.settings.resolve import resolve
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import (
     GPU_BLOCKS,

@@ -1,7 +1,7 @@
 """Reading a measured profile and letting it fill in what nobody set.
 
 Imports neither torch nor scipy, so that resolving a plan stays instant; writing profiles is
-`result`'s business.
+`runtime.profile`'s business.
 """
 
 import copy
@@ -11,12 +11,13 @@ from typing import Any, Self, TypeVar
 
 from omegaconf import OmegaConf
 
-from dualpace.config import SystemConfig, conf_dir
 from dualpace.cpu.config import MAX_BATCH_SIZE
 from dualpace.errors import ConfigError
 from dualpace.runtime.config import TOKEN_LIMIT
 from dualpace.runtime.plan import ProfilePlan
-from dualpace.runtime.profile.machine import Fingerprint, differences
+from dualpace.settings.compose import conf_dir
+from dualpace.settings.machine import Fingerprint, differences
+from dualpace.settings.schema import SystemConfig
 
 C = TypeVar("C", bound=SystemConfig)
 

@@ -1,9 +1,9 @@
 """How many KV blocks each tier gets: as told, or from the memory that the weights leave."""
 
-from dualpace.config import SystemConfig
 from dualpace.errors import ConfigError
 from dualpace.graphs.spec import ModelSpec
-from dualpace.runtime.hardware import GIB, Hardware
+from dualpace.settings.hardware import GIB, Hardware
+from dualpace.settings.schema import SystemConfig
 
 ITEMSIZE = {"bf16": 2, "float32": 4}
 # The stand-in's pool is small, so that the host tier gets work at a dozen streams.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dualpace.graphs.spec import ModelSpec
-from dualpace.runtime.hardware import Hardware
 from dualpace.runtime.plan import Plan
+from dualpace.settings.hardware import Hardware
 
 Fingerprint = dict[str, Any]
 

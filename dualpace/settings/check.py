@@ -1,152 +1,17 @@
-"""Roots of configuration: each entry point composes the schemas that the components own.
+"""Refuses settings that could never work on any machine; what depends on the machine is refused by
+`resolve`."""
 
-`register` puts them in Hydra's store, `check` refuses what could never work on any machine; what
-depends on the machine is refused by `runtime.resolve`. No torch.
-"""
-
-import functools
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from dualpace.cpu.config import CpuConfig
 from dualpace.errors import ConfigError
-from dualpace.graphs.config import BACKENDS, DTYPES, STARTS, CompileConfig, ModelConfig
-from dualpace.runtime.bench.config import (
-    AzureWorkloadConfig,
-    FixedWorkloadConfig,
-    LoadConfig,
-    LognormalWorkloadConfig,
-    PlotConfig,
-    ShareGptWorkloadConfig,
-    WorkloadConfig,
-)
+from dualpace.graphs.config import BACKENDS, DTYPES, STARTS
 from dualpace.runtime.config import (
     ASSIST_MODES,
     DEVICES,
     OUTPUT_ESTIMATES,
     AssistConfig,
-    DualPacePolicyConfig,
-    GpuConfig,
-    GpuOnlyPolicyConfig,
-    HwConfig,
     KvConfig,
-    NeoPolicyConfig,
-    PolicyConfig,
-    RuntimeConfig,
     ServerConfig,
 )
-from dualpace.runtime.profile.config import SweepConfig
-from dualpace.runtime.simulate.config import ProfileConfig
-
-
-@dataclass(slots=True, kw_only=True)
-class SystemConfig:
-    """What every entry point that schedules has in common."""
-
-    hw: HwConfig = field(default_factory=HwConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    policy: PolicyConfig = MISSING
-    compile: CompileConfig = field(default_factory=CompileConfig)
-    gpu: GpuConfig = field(default_factory=GpuConfig)
-    cpu: CpuConfig = field(default_factory=CpuConfig)
-    kv: KvConfig = field(default_factory=KvConfig)
-    assist: AssistConfig = field(default_factory=AssistConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-
-
-@dataclass(slots=True, kw_only=True)
-class ServeConfig(SystemConfig):
-    """Root of serve.yaml."""
-
-    server: ServerConfig = field(default_factory=ServerConfig)
-
-
-@dataclass(slots=True, kw_only=True)
-class SimulateConfig(SystemConfig):
-    """Root of simulate.yaml. `simulated` is machine and model; `hw` and `model` play no part."""
-
-    workload: WorkloadConfig = MISSING
-    simulated: ProfileConfig = MISSING
-    variant: str | None = None  # label of a run that differs from its policy's plain one
-    result: str | None = None  # file for the result as JSON
-
-
-@dataclass(slots=True, kw_only=True)
-class BenchConfig(ServeConfig):
-    """Root of bench.yaml. All but `bench`, `workload` and the last three is for a server that the
-    run starts."""
-
-    workload: WorkloadConfig = MISSING
-    bench: LoadConfig = field(default_factory=LoadConfig)
-    variant: str | None = None  # label of a run that differs from its policy's plain one
-    result: str | None = None  # file for the result as JSON; None: in bench.out, if that is set
-
-
-@dataclass(slots=True, kw_only=True)
-class ProfileHwConfig(SystemConfig):
-    """Root of profile_hw.yaml."""
-
-    profile: SweepConfig = field(default_factory=SweepConfig)
-
-
-# Root schemas by the name that the primary YAML files list first, and schemas of group variants.
-ROOTS: dict[str, type] = {
-    "serve_schema": ServeConfig,
-    "simulate_schema": SimulateConfig,
-    "bench_schema": BenchConfig,
-    "plot_schema": PlotConfig,
-    "profile_hw_schema": ProfileHwConfig,
-}
-VARIANTS: dict[tuple[str, str], type] = {
-    ("policy", "dualpace_schema"): DualPacePolicyConfig,
-    ("policy", "gpu_only_schema"): GpuOnlyPolicyConfig,
-    ("policy", "neo_schema"): NeoPolicyConfig,
-    ("workload", "workload_azure_schema"): AzureWorkloadConfig,
-    ("workload", "workload_sharegpt_schema"): ShareGptWorkloadConfig,
-    ("workload", "workload_fixed_schema"): FixedWorkloadConfig,
-    ("workload", "workload_lognormal_schema"): LognormalWorkloadConfig,
-    ("simulated", "simulated_schema"): ProfileConfig,
-}
-
-
-@functools.cache
-def register() -> None:
-    """Stores every schema, once."""
-    store = ConfigStore.instance()
-    for name, schema in ROOTS.items():
-        store.store(name=name, node=schema)
-    for (group, name), schema in VARIANTS.items():
-        store.store(group=group, name=name, node=schema)
-
-
-def conf_dir() -> str:
-    """The folder of YAML files: inside the package when installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / "serve.yaml").is_file():
-            return str(folder)
-    raise FileNotFoundError(f"conf/ not found in or beside {package}")
-
-
-def load(*overrides: str, root: str = "serve") -> Any:
-    """What `scripts/ROOT.py` would run with for the same overrides, checked: an instance of the
-    root's schema. ConfigError for an override that does not fit."""
-    register()
-    with initialize_config_dir(conf_dir(), version_base="1.3"):
-        try:
-            config = OmegaConf.to_object(compose(root, list(overrides)))
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(str(error)) from error
-    assert isinstance(config, SystemConfig)
-    check(config)
-    return config
+from dualpace.settings.schema import BenchConfig, ServeConfig, SimulateConfig, SystemConfig
 
 
 def check(config: SystemConfig) -> None:

@@ -60,8 +60,8 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **overrides: Any) -> None:
-        from dualpace.config import load as load_config
-        from dualpace.runtime.resolve import resolve
+        from dualpace.settings.compose import load as load_config
+        from dualpace.settings.resolve import resolve
 
         if model is not None:
             overrides = {"model.source": model, **overrides}

@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 
-from dualpace.config import ServeConfig, SystemConfig, check
 from dualpace.cpu import isa
 from dualpace.cpu.config import CpuConfig
 from dualpace.cpu.topology import CoreMap, core_map
@@ -24,7 +23,6 @@ from dualpace.runtime.config import (
     RuntimeConfig,
     ServerConfig,
 )
-from dualpace.runtime.hardware import GIB, Hardware, probe
 from dualpace.runtime.plan import (
     BLOCK_TOKENS,
     AssistPlan,
@@ -39,9 +37,12 @@ from dualpace.runtime.plan import (
     RuntimePlan,
     ServerPlan,
 )
-from dualpace.runtime.pools import ITEMSIZE, pool_blocks
-from dualpace.runtime.profile.machine import fingerprint
-from dualpace.runtime.profile.measured import settled
+from dualpace.settings.check import check
+from dualpace.settings.hardware import GIB, Hardware, probe
+from dualpace.settings.machine import fingerprint
+from dualpace.settings.measured import settled
+from dualpace.settings.pools import ITEMSIZE, pool_blocks
+from dualpace.settings.schema import ServeConfig, SystemConfig
 
 
 def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:

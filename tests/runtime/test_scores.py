@@ -3,9 +3,9 @@
 import pytest
 
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.profile.scores import AssistCall, Calibration, Primitives, calibrate
-from dualpace.runtime.profile.scores import route_scores as scores_of
 from dualpace.runtime.routing import Route
+from dualpace.runtime.scores import AssistCall, Calibration, Primitives, calibrate
+from dualpace.runtime.scores import route_scores as scores_of
 
 P, LA, LS = AssistKind.POST_ATTENTION, AssistKind.POST_ATTENTION_FINAL, AssistKind.POST_LAYER
 ROW = Primitives(2.0, 7.0, 0.1, 0.2, 0.3, {P: 1.0, LA: 3.0, LS: 2.5})

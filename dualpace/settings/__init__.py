@@ -1,0 +1,1 @@
+"""Settings: schemas of all entry points, their composition, and the plan for this machine."""
