@@ -38,19 +38,26 @@ class GGUFTensors:
             raise ConfigError(f"{self._file.path} has no tensor {name}; it is not a complete model")
         return self._file.tensors[name].shape
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Write tensor `name` to `out` (same shape, float32 or bf16)."""
+    def read_into(self, name: str, out: Tensor, rows: range, columns: range | None) -> None:
+        """Write these rows and columns (None: of a vector) of a tensor to `out` (float32 or bf16,
+        contiguous). Whole quantization blocks are read, and no others than the part touches.
+        """
         record = self._file.tensors[name]
-        count, kind = math.prod(record.shape), record.ggml_type
-        if kind in _PLAIN:
-            dtype = _PLAIN[kind]
-            out.copy_(self._bytes(record.offset, count * dtype.itemsize).view(dtype).view_as(out))
-        elif kind in _BLOCK_BYTES:
-            blocks = count // _BLOCK_VALUES
-            raw = self._bytes(record.offset, blocks * _BLOCK_BYTES[kind]).view(blocks, -1)
-            _decode(kind, raw, out)
+        if columns is None:
+            rows, columns = range(1), rows
+        values, size = _block_of(record.ggml_type)
+        first, last = columns.start // values, -(-columns.stop // values)
+        width = record.shape[-1] // values * size  # bytes of a row
+        height = math.prod(record.shape) // record.shape[-1]
+        raw = self._bytes(record.offset, height * width).view(height, width)
+        raw = raw[rows.start : rows.stop, first * size : last * size]
+        if len(columns) == (last - first) * values:
+            _decode(record.ggml_type, raw, out.view(len(rows), -1))
         else:
-            self._decode_with_package(record.offset, kind, out)
+            blocks = out.new_empty(len(rows), (last - first) * values)
+            _decode(record.ggml_type, raw, blocks)
+            start = columns.start - first * values
+            out.copy_(blocks[:, start : start + len(columns)].view_as(out))
 
     def _bytes(self, offset: int, size: int) -> Tensor:
         if offset + size > len(self._file.data):
@@ -59,15 +66,6 @@ class GGUFTensors:
         array = np.frombuffer(self._file.data, np.uint8, size, offset)
         array.flags.writeable = False
         return _borrow(array)
-
-    def _decode_with_package(self, offset: int, kind: int, out: Tensor) -> None:
-        import gguf  # takes 0.2 s, and most files do not need it
-
-        quantization = gguf.GGMLQuantizationType(kind)
-        values, size = gguf.GGML_QUANT_SIZES[quantization]
-        raw = self._bytes(offset, out.numel() // values * size)
-        decoded = gguf.quants.dequantize(raw.numpy().reshape(out.shape[0], -1), quantization)
-        out.copy_(torch.from_numpy(decoded).view_as(out))
 
 
 def _borrow(array: np.ndarray) -> Tensor:
@@ -80,12 +78,37 @@ def _borrow(array: np.ndarray) -> Tensor:
 
 
 def _decode(kind: int, raw: Tensor, out: Tensor) -> None:
-    """Decode `raw` [blocks, block bytes] to `out`, piece by piece so that the work stays in cache.
+    """Decode whole blocks, `raw` [rows, bytes], to contiguous `out` [rows, values]."""
+    if kind in _PLAIN:
+        out.copy_(raw.view(_PLAIN[kind]))
+    elif kind in _BLOCK_BYTES:
+        _decode_blocks(kind, raw.reshape(-1, _BLOCK_BYTES[kind]), out.view(-1, _BLOCK_VALUES))
+    else:
+        import gguf  # takes 0.2 s, and most files do not need it
+
+        decoded = gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType(kind))
+        out.copy_(torch.from_numpy(decoded))
+
+
+def _block_of(kind: int) -> tuple[int, int]:
+    """(values, bytes) of a block of this type."""
+    if kind in _PLAIN:
+        return 1, _PLAIN[kind].itemsize
+    if kind in _BLOCK_BYTES:
+        return _BLOCK_VALUES, _BLOCK_BYTES[kind]
+    import gguf
+
+    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+    return values, size
+
+
+def _decode_blocks(kind: int, raw: Tensor, values: Tensor) -> None:
+    """Decode `raw` [blocks, block bytes] to `values` [blocks, 32], piece by piece so that the work
+    stays in cache.
 
     A block: scale (f16), for Q4_1 minimum (f16), then 32 values of 8 bits, or 16 bytes with values
     0-15 in the low and 16-31 in the high halves.
     """
-    values = out.view(-1, _BLOCK_VALUES)
     work = torch.empty(min(_PIECE_BLOCKS, len(raw)), _BLOCK_VALUES)
     for start in range(0, len(raw), _PIECE_BLOCKS):
         piece = raw[start : start + _PIECE_BLOCKS]

@@ -1,6 +1,7 @@
 """Weights of a Source: safetensors folder, GGUF file or random numbers, packed as stages want them.
 
-Files are mapped, never read whole; each part is written once, straight into its packed tensor.
+Files are mapped, never read whole; each part is written once, straight into its packed tensor. A
+rank of a tensor-parallel group reads its own rows and columns alone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from dualpace.graphs.gguf_tensors import GGUFTensors
 from dualpace.graphs.hf_config import read_json
 from dualpace.graphs.models import family_of
 from dualpace.graphs.models.family import TensorNames
+from dualpace.graphs.random_weights import random_weights
+from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.source import Source
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.weights import (
+    Cut,
     Weights,
+    cuts,
     layer_shapes,
     make_layer,
     make_weights,
-    random_weights,
     top_shapes,
 )
 
@@ -37,23 +41,29 @@ class TensorFile(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def read_into(self, name: str, out: Tensor) -> None: ...
+    def read_into(self, name: str, out: Tensor, rows: range, columns: range | None) -> None:
+        """Write these rows and columns (None: of a vector) to `out`, and read no others."""
 
 
-def load_weights(source: Source, dtype: torch.dtype, seed: int = 0) -> Weights:
-    """Load on the CPU in `dtype`; `seed` is that of random weights. ConfigError as in the file."""
+def load_weights(
+    source: Source, dtype: torch.dtype, seed: int = 0, shard: Shard = WHOLE
+) -> Weights:
+    """Load the shard's part on the CPU in `dtype`; `seed` is that of random weights. ConfigError
+    for a file that is damaged or does not belong to the source's configuration.
+    """
     spec = source.spec
     if source.kind == "random":
-        return random_weights(spec, dtype, seed)
+        return random_weights(spec, dtype, seed, shard)
     assert source.path is not None
     family = family_of(spec.architecture)
     if source.kind == "safetensors":
-        return _assemble(spec, family.hf_names, SafetensorsFolder(source.path), dtype)
-    weights = _assemble(spec, family.gguf_names, GGUFTensors(GGUFFile(source.path)), dtype)
+        return _assemble(spec, shard, family.hf_names, SafetensorsFolder(source.path), dtype)
+    file = GGUFTensors(GGUFFile(source.path))
+    weights = _assemble(spec, shard, family.gguf_names, file, dtype)
     if family.gguf_permuted:
+        local = shard.local(spec)
         for layer in weights.layers:
-            unpermute_heads(layer.qkv[: spec.q_size], spec.head_dim)
-            unpermute_heads(layer.qkv[spec.q_size : spec.q_size + spec.kv_size], spec.head_dim)
+            unpermute_heads(layer.qkv[: local.q_size + local.kv_size], spec.head_dim)
     return weights
 
 
@@ -92,25 +102,34 @@ class SafetensorsFolder:
             raise ConfigError(f"{self._folder} has no tensor {name}; it is not a complete model")
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        out.copy_(self._file_of[name].get_tensor(name))
+    def read_into(self, name: str, out: Tensor, rows: range, columns: range | None) -> None:
+        part = self._file_of[name].get_slice(name)
+        if columns is None:
+            out.copy_(part[rows.start : rows.stop])
+        else:
+            out.copy_(part[rows.start : rows.stop, columns.start : columns.stop])
 
 
-def _assemble(spec: ModelSpec, names: TensorNames, file: TensorFile, dtype: torch.dtype) -> Weights:
-    def read(parts: list[str], shape: tuple[int, ...]) -> Tensor:
-        return _stack(file, parts, torch.empty(shape, dtype=dtype))
+def _assemble(
+    spec: ModelSpec, shard: Shard, names: TensorNames, file: TensorFile, dtype: torch.dtype
+) -> Weights:
+    parts = cuts(spec, shard)
+
+    def read(name: str, stored: list[str], shape: tuple[int, ...]) -> Tensor:
+        _check_shapes(file, stored, shape)
+        return _read_cut(file, stored, parts[name], dtype)
 
     top_names = dict(names.top)
     if spec.tied and not file.has(top_names["embed"]) and file.has(top_names["head"]):
         top_names["embed"] = top_names["head"]  # one table, kept under its other name
-    top = {name: read([top_names[name]], shape) for name, shape in top_shapes(spec).items()}
+    top = {name: read(name, [top_names[name]], shape) for name, shape in top_shapes(spec).items()}
     layers = []
     for index in range(spec.num_layers):
         prefix = names.layer_prefix.format(layer=index)
         layers.append(
             make_layer(
                 {
-                    name: read([prefix + part for part in names.layer[name]], shape)
+                    name: read(name, [prefix + part for part in names.layer[name]], shape)
                     for name, shape in layer_shapes(spec).items()
                 }
             )
@@ -118,17 +137,28 @@ def _assemble(spec: ModelSpec, names: TensorNames, file: TensorFile, dtype: torc
     return make_weights(top, layers)
 
 
-def _stack(file: TensorFile, parts: list[str], out: Tensor) -> Tensor:
-    """Read `parts` one under the other into `out`."""
-    shapes = [file.shape(part) for part in parts]
+def _check_shapes(file: TensorFile, stored: list[str], wanted: tuple[int, ...]) -> None:
+    """ConfigError unless the tensors, one below the other, are of the shape that is wanted."""
+    shapes = [file.shape(name) for name in stored]
     rows = sum(shape[0] for shape in shapes)
-    if rows != out.shape[0] or any(shape[1:] != tuple(out.shape[1:]) for shape in shapes):
+    if rows != wanted[0] or any(shape[1:] != wanted[1:] for shape in shapes):
         raise ConfigError(
-            f"tensors {', '.join(parts)} have shapes {shapes}, the model's configuration asks for "
-            f"{list(out.shape)} in all; the checkpoint and its configuration do not belong together"
+            f"tensors {', '.join(stored)} have shapes {shapes}, the model's configuration asks for "
+            f"{list(wanted)} in all; the checkpoint and its configuration do not belong together"
         )
-    start = 0
-    for part, shape in zip(parts, shapes, strict=True):
-        file.read_into(part, out[start : start + shape[0]])
-        start += shape[0]
+
+
+def _read_cut(file: TensorFile, stored: list[str], cut: Cut, dtype: torch.dtype) -> Tensor:
+    """The part of the tensors, one below the other, that the cut names."""
+    out, done, first = cut.empty(dtype), 0, 0  # rows written, and rows before a stored tensor
+    for name in stored:
+        after = first + file.shape(name)[0]
+        for rows in cut.rows:
+            start, stop = max(rows.start, first), min(rows.stop, after)
+            if start < stop:
+                target = out[done : done + stop - start]
+                file.read_into(name, target, range(start - first, stop - first), cut.columns)
+                done += stop - start
+        first = after
+    out[done:] = out[done - 1 : done]
     return out

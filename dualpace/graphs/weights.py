@@ -1,24 +1,22 @@
 """A model's weights as the stages want them: Q, K, V packed in one tensor, gate and up in another.
 
-Every matrix is [out_features, in_features]. Knows nothing about files.
+Every matrix is [out_features, in_features]. A rank of a tensor-parallel group has the rows of QKV
+and gate-up, and the columns of O and down, that belong to its heads and its part of the MLP, and
+its rows of embedding and head. Knows nothing about files.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from dualpace.graphs.shard import Shard
 from dualpace.graphs.spec import ModelSpec
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
-
-# A prime length: rows of a tiled tensor then never start at the same place of the block twice.
-_RANDOM_BLOCK = 4_194_301
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The whole model; `head` is `embed` itself where the two are tied."""
+    """The whole model, or a rank's part; `head` is `embed` itself where the two are tied."""
 
     embed: Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
@@ -83,6 +81,55 @@ def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rank's part of a packed tensor, in rows and columns of the whole one."""
+
+    rows: tuple[range, ...]  # one below the other
+    columns: range | None  # None: of a vector
+    padding: int = 0  # rows that repeat the last one
+
+    def empty(self, dtype: torch.dtype) -> Tensor:
+        """A new tensor for the part."""
+        height = sum(map(len, self.rows)) + self.padding
+        shape = (height,) if self.columns is None else (height, len(self.columns))
+        return torch.empty(shape, dtype=dtype)
+
+
+def cuts(spec: ModelSpec, shard: Shard) -> dict[str, Cut]:
+    """The part that a rank has of every packed tensor of `spec`, the whole model's."""
+    head, q, kv = spec.head_dim, shard.q_heads(spec), shard.kv_heads(spec)
+    mlp, vocab = shard.intermediate(spec), shard.vocab(spec)
+    columns = {"o": _times(q, head), "down": mlp}
+    after_q, after_k = spec.q_size, spec.q_size + spec.kv_size
+    qkv = (_times(q, head), _after(after_q, _times(kv, head)), _after(after_k, _times(kv, head)))
+    # Padding repeats the last token's row, so that it can tie with that token and no more.
+    table = (range(min(vocab.start, spec.vocab - 1), vocab.stop),)
+    rows = {
+        "qkv": qkv,
+        "qkv_bias": qkv,
+        "gate_up": (mlp, _after(spec.intermediate, mlp)),
+        "embed": table,
+        "head": table,
+    }
+    padding = dict.fromkeys(("embed", "head"), shard.local(spec).vocab - len(table[0]))
+    found = {}
+    for name, shape in (top_shapes(spec) | layer_shapes(spec)).items():
+        whole = range(shape[1]) if len(shape) == 2 else None
+        found[name] = Cut(
+            rows.get(name, (range(shape[0]),)), columns.get(name, whole), padding.get(name, 0)
+        )
+    return found
+
+
+def _times(part: range, width: int) -> range:
+    return range(part.start * width, part.stop * width)
+
+
+def _after(rows: int, part: range) -> range:
+    return range(rows + part.start, rows + part.stop)
+
+
 def make_layer(tensors: dict[str, Tensor]) -> LayerWeights:
     """A layer of the tensors that `layer_shapes` names."""
     return LayerWeights(**{f.name: tensors.get(f.name) for f in fields(LayerWeights)})  # type: ignore[arg-type]
@@ -92,47 +139,3 @@ def make_weights(top: dict[str, Tensor], layers: list[LayerWeights]) -> Weights:
     """A model of the tensors that `top_shapes` names."""
     head = top.get("head", top["embed"])
     return Weights(top["embed"], tuple(layers), top["final_norm"], head)
-
-
-def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> Weights:
-    """Weights of any shape, the same in every process, made at the speed of memory.
-
-    One block of normal numbers comes from a counter-based generator (Philox); every tensor is the
-    block repeated from a place of its own. Activations keep the scale of a trained model's: a
-    matrix has variance 1 / in_features.
-    """
-    generator = np.random.Generator(np.random.Philox(key=seed))
-    size = min(_RANDOM_BLOCK, max(spec.num_parameters() // 4, 4096) | 1)
-    unit = torch.from_numpy(generator.standard_normal(size, dtype=np.float32))
-    blocks: dict[int, Tensor] = {}
-    place = 0
-
-    def fill(shape: tuple[int, ...]) -> Tensor:
-        nonlocal place
-        fan_in = shape[1] if len(shape) == 2 else 100  # a bias: standard deviation 0.1
-        if fan_in not in blocks:
-            blocks[fan_in] = (unit / math.sqrt(fan_in)).to(dtype)
-        tensor = torch.empty(shape, dtype=dtype)
-        place = (place + 1_000_003) % size
-        tile(tensor.view(-1), blocks[fan_in], place)
-        return tensor
-
-    def make(name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.ones(shape, dtype=dtype) if name.endswith("norm") else fill(shape)
-
-    top = {name: make(name, shape) for name, shape in top_shapes(spec).items()}
-    layers = [
-        make_layer({name: make(name, shape) for name, shape in layer_shapes(spec).items()})
-        for _ in range(spec.num_layers)
-    ]
-    return make_weights(top, layers)
-
-
-def tile(out: Tensor, block: Tensor, start: int) -> None:
-    """Fill 1-d `out` with `block` repeated, beginning at element `start` of it."""
-    done = min(len(out), len(block) - start)
-    out[:done] = block[start : start + done]
-    while done < len(out):
-        count = min(len(block), len(out) - done)
-        out[done : done + count] = block[:count]
-        done += count
