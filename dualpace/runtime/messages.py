@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from dualpace.runtime.wire import F32, F64, I32, I64, U8, Message
 
 DECODE, PREFILL_GPU, PREFILL_CPU = 0, 1, 2  # `GpuBatch.kinds`
+HOST_FIRST, HOST_SECOND = 3, 4  # host-resident decodes in lockstep (neo): sub-batch 0 and 1
 SWAP_OUT, SWAP_IN = 0, 1  # `GpuBatch.transfer_kinds`
 TOKEN_IN_FLIGHT = -1  # a decode row whose input is the token that the step before samples
 
 
-# ---- engine -> GPU worker
+# ---- engine -> GPU worker; to the CPU worker before, where it holds host rows
 
 
 @dataclass(slots=True)
 class GpuBatch(Message, kind=1):
-    """One GPU step: copies to start, then rows to compute. Either part may be empty."""
+    """One GPU step: copies to start, then rows to compute. Either part may be empty.
+
+    Rows of HOST_FIRST, then those of HOST_SECOND, come last. They are void when the assist epoch
+    moves on.
+    """
 
     step: int
+    epoch: int
     request_ids: I64
     kinds: U8
     starts: I32
@@ -31,7 +37,7 @@ class GpuBatch(Message, kind=1):
     transfer_ids: I64  # of a PREFILL_CPU row, else -1
     token_ids: I32  # all rows' input tokens, one after another
     block_offsets: I32  # R + 1
-    blocks: I32  # HBM blocks; host blocks for PREFILL_CPU rows
+    blocks: I32  # HBM blocks; host blocks for PREFILL_CPU and host rows
     temperature: F32
     top_k: I32
     top_p: F32
@@ -52,28 +58,6 @@ class CpuBatch(Message, kind=2):
 
     step: int
     route: int  # index into `routing.Route`
-    request_ids: I64
-    token_ids: I32
-    starts: I32
-    block_offsets: I32
-    blocks: I32
-    temperature: F32
-    top_k: I32
-    top_p: F32
-    uniform: F32
-
-
-# ---- engine -> both workers, before the GPU batch of the same step
-
-
-@dataclass(slots=True)
-class LockstepBatch(Message, kind=3):
-    """Host-resident decodes of a GPU round (neo): rows `:split` are sub-batch 0, the rest 1. The
-    round's `StepDone` has their tokens after its own rows'. Void when the assist epoch moves on."""
-
-    step: int
-    split: int
-    epoch: int
     request_ids: I64
     token_ids: I32
     starts: I32

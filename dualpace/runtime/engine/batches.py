@@ -5,6 +5,7 @@ The scheduler never sees a token, the workers never see a request; here both mee
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,29 +47,6 @@ class Conversation:
         return known + [messages.TOKEN_IN_FLIGHT] * (row.num_tokens - len(known))
 
 
-@dataclass(slots=True)
-class _Sampling:
-    temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int32]
-    top_p: npt.NDArray[np.float32]
-    uniform: npt.NDArray[np.float32]
-
-
-def _sampling(rows: Sequence[Row], conversations: Sequence[Conversation]) -> _Sampling:
-    return _Sampling(
-        np.array([c.temperature for c in conversations], np.float32),
-        np.array([c.top_k for c in conversations], np.int32),
-        np.array([c.top_p for c in conversations], np.float32),
-        np.array(
-            [
-                uniform(c.seed, row.context_len) if c.temperature > 0 else 0.0
-                for row, c in zip(rows, conversations, strict=True)
-            ],
-            np.float32,
-        ),
-    )
-
-
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(offsets, all items one after another)."""
     offsets = np.zeros(len(lists) + 1, np.int32)
@@ -82,83 +60,58 @@ def _block_table(row: Row) -> Sequence[int]:
     return row.blocks[: blocks_for(row.context_len)]
 
 
-def gpu_batch(step: GpuStep, conversations: Mapping[int, Conversation]) -> messages.GpuBatch:
-    rows = step.rows
+def _columns(
+    rows: Sequence[Row], conversations: Mapping[int, Conversation]
+) -> dict[str, npt.NDArray[Any]]:
+    """What every batch says of its rows, by the messages' names."""
     content = [conversations[row.request.id] for row in rows]
-    sampling = _sampling(rows, content)
-    _, tokens = _flat([c.input_tokens(row) for row, c in zip(rows, content, strict=True)])
+    _, token_ids = _flat([c.input_tokens(row) for row, c in zip(rows, content, strict=True)])
     block_offsets, blocks = _flat([_block_table(row) for row in rows])
-    transfers = step.transfers
+    numbers = [
+        uniform(c.seed, row.context_len) if c.temperature > 0 else 0.0
+        for row, c in zip(rows, content, strict=True)
+    ]
+    return {
+        "request_ids": np.array([row.request.id for row in rows], np.int64),
+        "token_ids": token_ids,
+        "starts": np.array([row.start for row in rows], np.int32),
+        "block_offsets": block_offsets,
+        "blocks": blocks,
+        "temperature": np.array([c.temperature for c in content], np.float32),
+        "top_k": np.array([c.top_k for c in content], np.int32),
+        "top_p": np.array([c.top_p for c in content], np.float32),
+        "uniform": np.array(numbers, np.float32),
+    }
+
+
+def gpu_batch(
+    step: GpuStep, conversations: Mapping[int, Conversation], epoch: int
+) -> messages.GpuBatch:
+    """Host rows' input tokens are always known: who is in a step in flight is not in the next."""
+    first, second = step.host_rows
+    rows, transfers = [*step.rows, *first, *second], step.transfers
+    kinds = [_KINDS[row.kind] for row in step.rows]
+    kinds += [messages.HOST_FIRST] * len(first) + [messages.HOST_SECOND] * len(second)
     migration_offsets, sources = _flat([t.src_blocks for t in transfers])
     _, targets = _flat([t.dst_blocks for t in transfers])
     return messages.GpuBatch(
         step=step.number,
-        request_ids=np.array([row.request.id for row in rows], np.int64),
-        kinds=np.array([_KINDS[row.kind] for row in rows], np.uint8),
-        starts=np.array([row.start for row in rows], np.int32),
+        epoch=epoch,
+        kinds=np.array(kinds, np.uint8),
         num_tokens=np.array([row.num_tokens for row in rows], np.int32),
         sample=np.array([row.sample for row in rows], np.uint8),
         transfer_ids=np.array([row.transfer_id for row in rows], np.int64),
-        token_ids=tokens,
-        block_offsets=block_offsets,
-        blocks=blocks,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        uniform=sampling.uniform,
         migration_ids=np.array([t.id for t in transfers], np.int64),
         migration_kinds=np.array([_TRANSFER_KINDS[t.kind] for t in transfers], np.uint8),
         migration_offsets=migration_offsets,
         source_blocks=sources,
         target_blocks=targets,
-    )
-
-
-def lockstep_batch(
-    step: GpuStep, conversations: Mapping[int, Conversation], epoch: int
-) -> messages.LockstepBatch:
-    """The host rows of a step. Their input tokens are always known: who is in a step in flight is
-    not in the next one."""
-    first, second = step.host_rows
-    rows = [*first, *second]
-    content = [conversations[row.request.id] for row in rows]
-    sampling = _sampling(rows, content)
-    _, tokens = _flat([c.input_tokens(row) for row, c in zip(rows, content, strict=True)])
-    block_offsets, blocks = _flat([_block_table(row) for row in rows])
-    return messages.LockstepBatch(
-        step=step.number,
-        split=len(first),
-        epoch=epoch,
-        request_ids=np.array([row.request.id for row in rows], np.int64),
-        token_ids=tokens,
-        starts=np.array([row.start for row in rows], np.int32),
-        block_offsets=block_offsets,
-        blocks=blocks,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        uniform=sampling.uniform,
+        **_columns(rows, conversations),
     )
 
 
 def cpu_batch(
     step: CpuStep, conversations: Mapping[int, Conversation], route: Route
 ) -> messages.CpuBatch:
-    rows = step.rows
-    content = [conversations[row.request.id] for row in rows]
-    sampling = _sampling(rows, content)
-    _, tokens = _flat([c.input_tokens(row) for row, c in zip(rows, content, strict=True)])
-    block_offsets, blocks = _flat([_block_table(row) for row in rows])
-    return messages.CpuBatch(
-        step=step.number,
-        route=ROUTES.index(route),
-        request_ids=np.array([row.request.id for row in rows], np.int64),
-        token_ids=tokens,
-        starts=np.array([row.start for row in rows], np.int32),
-        block_offsets=block_offsets,
-        blocks=blocks,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        uniform=sampling.uniform,
-    )
+    columns = _columns(step.rows, conversations)
+    return messages.CpuBatch(step=step.number, route=ROUTES.index(route), **columns)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpace.runtime import messages
-from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch, lockstep_batch
+from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.settings import make_predictor, make_state
@@ -222,11 +222,10 @@ class LLMEngine:
                     self._cpu_changed.set()
                 if step is None:
                     break
+                batch = gpu_batch(step, self._conversations, self._workers.epoch)
                 if any(step.host_rows):
-                    host = lockstep_batch(step, self._conversations, self._workers.epoch)
-                    self._workers.cpu.send(host)
-                    self._workers.gpu.send(host)
-                self._workers.gpu.send(gpu_batch(step, self._conversations))
+                    self._workers.cpu.send(batch)
+                self._workers.gpu.send(batch)
                 self._gpu_steps.append(step)
             await self._gpu_changed.wait()
 

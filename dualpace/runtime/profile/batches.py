@@ -69,6 +69,7 @@ class BatchMaker:
         none = np.empty(0, np.int32)
         return m.GpuBatch(
             step=self._steps,
+            epoch=0,
             request_ids=np.arange(rows, dtype=np.int64),
             kinds=np.full(rows, kind, np.uint8),
             starts=np.full(rows, start, np.int32),

@@ -7,13 +7,13 @@ nothing about requests beyond their ids in a batch.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from dualpace.runtime.messages import GpuBatch, LockstepBatch, StepDone, TransfersDone
+from dualpace.runtime.messages import GpuBatch, StepDone, TransfersDone
 from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 from dualpace.runtime.worker.copies import Event, all_done
 from dualpace.runtime.worker.link import Link
@@ -67,13 +67,11 @@ class AcceleratorWorker:
         rounds: Rounds,
         transfers: Transfers,
         assists: Assists | None,
-        expect: Callable[[LockstepBatch], None] | None = None,
     ) -> None:
         self._link = link
         self._rounds = rounds
         self._transfers = transfers
         self._assists = assists  # None where no CPU batch can ever ask: whole-forward mode
-        self._expect = expect  # told of host rows, where rounds may carry some
         self._batches: deque[GpuBatch] = deque()
         self._tasks: Tasks | None = None
         self._blockers: list[Event] = []
@@ -113,10 +111,6 @@ class AcceleratorWorker:
 
     def _receive(self) -> None:
         for message in self._link.receive():
-            if isinstance(message, LockstepBatch):
-                assert self._expect is not None
-                self._expect(message)
-                continue
             assert isinstance(message, GpuBatch)
             self._batches.append(message)
         outstanding = len(self._batches) + (self._tasks is not None)

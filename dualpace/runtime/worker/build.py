@@ -27,7 +27,7 @@ from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.layer_times import Times, accelerator_times, attention_times
 from dualpace.runtime.worker.link import Link
-from dualpace.runtime.worker.lockstep import Exchange, LockstepAttention, LockstepRounds
+from dualpace.runtime.worker.lockstep import AttentionWorker, Exchange, LockstepRounds
 from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
 from dualpace.runtime.worker.stand_in import StandInRounds
 from dualpace.runtime.worker.transfers import Staging, Transfers
@@ -103,17 +103,23 @@ def build_accelerator(
         progress.layer_times = accelerator_times(plan, stages, decode, hbm.blocks)
     exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
     mixed = LockstepRounds(rounds, stages, link, exchange, plan.model.num_layers)
-    return AcceleratorWorker(link, mixed, transfers, assists, mixed.expect)
+    return AcceleratorWorker(link, mixed, transfers, assists)
 
 
-def build_cpu(plan: Plan, link: Link, progress: Progress) -> CpuWorker:
+def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
     """The worker of `--role cpu`."""
-    stages = worker_stages(plan, "cpu", progress)
     layout, dtype = kv_layout(plan), DTYPES[plan.model.dtype]
     host = HostPool(link.host_pool, layout, plan.kv.host_blocks, dtype)
     with progress.phase("attention", "preparing attention"):
         attention = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
         attention.warm_up()
+    if link.lockstep is not None:
+        with progress.phase("layer_times", "timing a layer"):
+            progress.layer_times = {"host": attention_times(plan, attention, host.blocks)}
+        exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
+        second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
+        return AttentionWorker(link, host, exchange, (attention, second))
+    stages = worker_stages(plan, "cpu", progress)
     width = plan.model.num_q_heads * plan.model.head_dim
     client = AssistClient(link, dtype)
     routes: dict[Route, RouteRun] = {
@@ -121,19 +127,14 @@ def build_cpu(plan: Plan, link: Link, progress: Progress) -> CpuWorker:
         Route.SPLIT_FINAL: SplitFinal(stages, width, client),
         Route.FUSED_ASSIST: FusedAssist(client, plan.model.num_layers),
     }
-    lockstep = None
-    if link.lockstep is not None:
-        with progress.phase("layer_times", "timing a layer"):
-            progress.layer_times = {"host": attention_times(plan, attention, host.blocks)}
-        exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
-        second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
-        lockstep = LockstepAttention(link, host, exchange, (attention, second))
-    return CpuWorker(link, stages, host, attention, routes, lockstep)
+    return CpuWorker(link, stages, host, attention, routes)
 
 
 def assists_reachable(plan: Plan) -> bool:
-    """Whether any CPU batch that can be formed is above F (paper 4.2, the end)."""
-    return plan.cpu.max_batch_size > plan.assist.post_layer_limit
+    """Whether any CPU batch that can be formed is above F (paper 4.2, the end); where host rows run
+    in lockstep there is none.
+    """
+    return not plan.policy.lockstep and plan.cpu.max_batch_size > plan.assist.post_layer_limit
 
 
 def worker_stages(plan: Plan, role: str, progress: Progress) -> Stages:

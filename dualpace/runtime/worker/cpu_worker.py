@@ -5,7 +5,6 @@ iteration that loses its assist is given up and runs again later: writing the sa
 nothing.
 """
 
-import contextlib
 import time
 from collections.abc import Mapping
 
@@ -15,12 +14,11 @@ import torch
 from dualpace.cpu.append import kv_append
 from dualpace.graphs.executor import Stages
 from dualpace.runtime.assist import AssistLostError
-from dualpace.runtime.messages import CpuBatch, LockstepBatch, StepDone, StepDropped
+from dualpace.runtime.messages import CpuBatch, StepDone, StepDropped
 from dualpace.runtime.routing import Route
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
-from dualpace.runtime.worker.lockstep import LockstepAttention
 from dualpace.runtime.worker.routes import RouteRun
 from dualpace.runtime.worker.rows import CpuWork, cpu_work
 
@@ -37,14 +35,12 @@ class CpuWorker:
         pool: HostPool,
         attention: DecodeAttention,
         routes: Mapping[Route, RouteRun],
-        lockstep: LockstepAttention | None = None,
     ) -> None:
         self._link = link
         self._stages = stages
         self._layers = pool.layers
         self._attention = attention
         self._routes = routes
-        self._lockstep = lockstep  # where the GPU's rounds may carry host rows
 
     def ready(self) -> None:
         self._stages.ready()
@@ -54,19 +50,11 @@ class CpuWorker:
         """Raises LifelineClosedError."""
         self._link.wait(block=True)
         for message in self._link.receive():
-            if isinstance(message, LockstepBatch):
-                self._attend(message)
-                continue
             assert isinstance(message, CpuBatch)
             try:
                 self._iterate(cpu_work(message))
             except AssistLostError:
                 self._link.send(StepDropped(message.step))
-
-    def _attend(self, message: LockstepBatch) -> None:
-        assert self._lockstep is not None
-        with contextlib.suppress(AssistLostError):  # the engine has voided the round
-            self._lockstep.serve(message)
 
     def _iterate(self, work: CpuWork) -> None:
         started = time.monotonic()

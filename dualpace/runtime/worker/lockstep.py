@@ -5,8 +5,9 @@ the CPU attends to sub-batch 0 while the accelerator runs its own attention and 
 stages, and to sub-batch 1 while sub-batch 0's dense stages run.
 """
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +18,14 @@ from dualpace.cpu.append import kv_append
 from dualpace.graphs.executor import Stages
 from dualpace.runtime.assist import AssistLostError
 from dualpace.runtime.lockstep import SUB_BATCHES, LockstepBuffer, tag
-from dualpace.runtime.messages import GpuBatch, LockstepBatch, StepDone
+from dualpace.runtime.messages import GpuBatch, StepDone
 from dualpace.runtime.worker.accelerator import Tasks
 from dualpace.runtime.worker.activations import sampling_rows
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.copies import CopyEvent, Event
 from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
-from dualpace.runtime.worker.rows import CpuWork, gpu_work, lockstep_work
+from dualpace.runtime.worker.rows import CpuWork, gpu_work, host_work, num_own_rows
 from dualpace.runtime.worker.stand_in import StandInRounds
 
 
@@ -69,11 +70,11 @@ class SubBatch:
     answer: Event | None = None
 
     def __len__(self) -> int:
-        return len(self.work.token_ids)
+        return len(self.work)
 
 
 class LockstepRounds:
-    """The stand-in's rounds, some of which carry host rows. A batch's host rows come before it."""
+    """The stand-in's rounds, some of which carry host rows."""
 
     must_poll = False
 
@@ -85,7 +86,6 @@ class LockstepRounds:
         self._link = link
         self._exchange = exchange
         self._num_layers = layers
-        self._expected: dict[int, tuple[SubBatch, SubBatch]] = {}
 
     def ready(self) -> None:
         self._rounds.ready()
@@ -93,15 +93,12 @@ class LockstepRounds:
     def take_finished(self) -> list[StepDone]:
         return self._rounds.take_finished()
 
-    def expect(self, message: LockstepBatch) -> None:
-        """Host rows of the batch with this step's number."""
-        first, second = lockstep_work(message)
-        self._expected[message.step] = SubBatch(0, first), SubBatch(1, second)
-
     def tasks(self, batch: GpuBatch) -> Tasks:
         """A batch without host rows runs as ever."""
-        host = self._expected.pop(batch.step, None)
-        return self._rounds.tasks(batch) if host is None else self._mixed(batch, *host)
+        if num_own_rows(batch) == len(batch.kinds):
+            return self._rounds.tasks(batch)
+        first, second = host_work(batch)
+        return self._mixed(batch, SubBatch(0, first), SubBatch(1, second))
 
     def _mixed(self, batch: GpuBatch, first: SubBatch, second: SubBatch) -> Tasks:
         started = time.monotonic()
@@ -168,10 +165,9 @@ class LockstepRounds:
         return self._stages.post_layer(x, sampling_rows(batch.work.sampling)).numpy()
 
 
-class LockstepAttention:
-    """The CPU worker's part: K/V writes and attention of the rows, layer by layer, as asked.
-
-    Raises AssistLostError when the accelerator's worker has been lost: the round is void.
+class AttentionWorker:
+    """The CPU worker where the accelerator's rounds carry host rows: their K/V writes and
+    attention, layer by layer, as asked; no dense work.
     """
 
     def __init__(
@@ -182,30 +178,42 @@ class LockstepAttention:
         self._exchange = exchange
         self._attentions = attentions  # one a sub-batch: each has a plan of its own
 
-    def serve(self, message: LockstepBatch) -> None:
-        """Returns when all layers of both sub-batches are answered."""
-        parts = list(enumerate(lockstep_work(message)))
-        parts = [(place, work) for place, work in parts if len(work.token_ids)]
+    def ready(self) -> None:
+        """Kernels are warm; nothing else is compiled."""
+
+    @torch.inference_mode()
+    def turn(self) -> None:
+        """Raises LifelineClosedError."""
+        self._link.wait(block=True)
+        for batch in self._link.receive():
+            assert isinstance(batch, GpuBatch)
+            with contextlib.suppress(AssistLostError):  # the engine has voided the round
+                self._serve(batch)
+
+    def _serve(self, batch: GpuBatch) -> None:
+        """Returns when all layers of both sub-batches are answered. Raises AssistLostError when
+        the accelerator's worker has been lost.
+        """
+        parts = [(place, work) for place, work in enumerate(host_work(batch)) if len(work)]
         for place, work in parts:
             self._attentions[place].begin(work.decodes)
-        for layer, place, work in self._order(parts):
-            self._one(message, layer, place, work)
-
-    def _order(self, parts: list[tuple[int, CpuWork]]) -> Iterator[tuple[int, int, CpuWork]]:
         for layer in range(len(self._layers)):
             for place, work in parts:
-                yield layer, place, work
+                self._wait_asked(place, tag(batch.step, layer, len(self._layers)), batch.epoch)
+                self._attend(layer, place, work)
 
-    def _one(self, message: LockstepBatch, layer: int, place: int, work: CpuWork) -> None:
-        exchange, rows = self._exchange, len(work.token_ids)
-        number = tag(message.step, layer, len(self._layers))
-        while not exchange.buffer.is_asked(place, number):
-            if self._link.assist.epoch != message.epoch:
+    def _wait_asked(self, place: int, number: int, epoch: int) -> None:
+        while not self._exchange.buffer.is_asked(place, number):
+            if self._link.assist.epoch != epoch:
                 raise AssistLostError
             self._link.wait(block=True)
+
+    def _attend(self, layer: int, place: int, work: CpuWork) -> None:
+        exchange, rows = self._exchange, len(work)
         q, k, v, out = (
             part[place][:rows] for part in (exchange.q, exchange.k, exchange.v, exchange.out)
         )
         kv_append(k, v, self._layers[layer], torch.from_numpy(work.decodes.slots))
         self._attentions[place].run(layer, q, out)
+        number = tag(work.step, layer, len(self._layers))
         exchange.buffer.answer(place, number, self._link.other_doorbell)

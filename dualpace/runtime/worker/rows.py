@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from dualpace.runtime.messages import (
     DECODE,
+    HOST_FIRST,
+    HOST_SECOND,
     PREFILL_CPU,
     TOKEN_IN_FLIGHT,
     CpuBatch,
     GpuBatch,
-    LockstepBatch,
 )
 from dualpace.runtime.plan import BLOCK_TOKENS
 
@@ -83,7 +84,9 @@ class GpuWork:
 
 
 def gpu_work(batch: GpuBatch) -> GpuWork:
-    order = np.argsort(2 * batch.kinds + (batch.starts == 0), kind="stable")
+    """All but host rows."""
+    own = slice(num_own_rows(batch))
+    order = np.argsort(2 * batch.kinds[own] + (batch.starts[own] == 0), kind="stable")
     kinds = batch.kinds[order]
     counts = batch.num_tokens[order].astype(np.int64)
     first = np.cumsum(counts) - counts
@@ -144,37 +147,42 @@ class CpuWork:
     decodes: DecodeArrays
     sampling: SamplingArrays
 
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
 
 def cpu_work(batch: CpuBatch) -> CpuWork:
-    rows = np.arange(len(batch.request_ids))
+    return _host_work(batch, batch.token_ids, np.arange(len(batch.request_ids)), batch.route)
+
+
+def num_own_rows(batch: GpuBatch) -> int:
+    """Rows before the host rows."""
+    return int((batch.kinds < HOST_FIRST).sum())
+
+
+def host_work(batch: GpuBatch) -> tuple[CpuWork, CpuWork]:
+    """Both sub-batches of host rows; either may be empty."""
+    tokens = batch.token_ids[np.cumsum(batch.num_tokens) - batch.num_tokens]
+    first, second = (
+        _host_work(batch, tokens, np.flatnonzero(batch.kinds == kind))
+        for kind in (HOST_FIRST, HOST_SECOND)
+    )
+    return first, second
+
+
+def _host_work(batch: CpuBatch | GpuBatch, tokens: Int32, rows: Int64, route: int = 0) -> CpuWork:
+    """`tokens`: each row's first."""
     return CpuWork(
         step=batch.step,
-        route=batch.route,
-        token_ids=batch.token_ids.astype(np.int64),
-        positions=batch.starts.astype(np.int64),
+        route=route,
+        token_ids=tokens[rows].astype(np.int64),
+        positions=batch.starts[rows].astype(np.int64),
         decodes=_decode_arrays(batch, rows),
         sampling=_sampling(batch, rows),
     )
 
 
-def lockstep_work(batch: LockstepBatch) -> tuple[CpuWork, CpuWork]:
-    """Both sub-batches; the second may be empty, and so may the first."""
-    everyone = np.arange(len(batch.request_ids))
-    first, second = (
-        CpuWork(
-            step=batch.step,
-            route=0,
-            token_ids=batch.token_ids[rows].astype(np.int64),
-            positions=batch.starts[rows].astype(np.int64),
-            decodes=_decode_arrays(batch, rows),
-            sampling=_sampling(batch, rows),
-        )
-        for rows in (everyone[: batch.split], everyone[batch.split :])
-    )
-    return first, second
-
-
-def _decode_arrays(batch: GpuBatch | CpuBatch | LockstepBatch, rows: Int64) -> DecodeArrays:
+def _decode_arrays(batch: GpuBatch | CpuBatch, rows: Int64) -> DecodeArrays:
     starts = batch.starts[rows].astype(np.int64)
     first_block = batch.block_offsets[:-1][rows]
     counts = batch.block_offsets[1:][rows] - first_block
@@ -196,7 +204,7 @@ def _slots(blocks: Int32, first_block: Int32, positions: Int64) -> Int64:
     return slots
 
 
-def _sampling(batch: GpuBatch | CpuBatch | LockstepBatch, rows: Int64) -> SamplingArrays:
+def _sampling(batch: GpuBatch | CpuBatch, rows: Int64) -> SamplingArrays:
     return SamplingArrays(
         batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.uniform[rows]
     )

@@ -255,6 +255,7 @@ class Rig:
         self.gpu.channel.send_down(
             m.GpuBatch(
                 step=self._steps,
+                epoch=0,
                 request_ids=np.array([t.id for t in talks], np.int64),
                 kinds=np.array([row.kind for row in rows], np.uint8),
                 starts=np.array([row.start for row in rows], np.int32),

@@ -152,6 +152,7 @@ def _batch(
     num_rows = len(rows)
     return GpuBatch(
         step=0,
+        epoch=0,
         request_ids=np.arange(num_rows, dtype=np.int64),
         kinds=kinds.astype(np.uint8),
         starts=starts.astype(np.int32),
