@@ -68,14 +68,14 @@ class Request:
     blocks: list[int] = field(default_factory=list)  # only grows while the request stays in a pool
     estimated_output: int = 0  # output tokens expected in all, never below what it will surely have
     peak_blocks: int = 0  # finish peak in blocks: the paper's b-hat
-    pins: int = 0  # rows and copies in flight that touch `blocks`
+    pins: int = 0  # copies, and chunks that sample nothing, in flight on `blocks`
     marked: bool = False  # chosen for a later swap-in
     num_preemptions: int = 0
 
     @property
     def ready(self) -> bool:
         """No round or copy in flight touches its KV. Gates decoding of a request in CPU waiting."""
-        return self.pins == 0
+        return not (self.in_flight or self.pins)
 
     @property
     def prefill_len(self) -> int:

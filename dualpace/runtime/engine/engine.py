@@ -216,9 +216,9 @@ class LLMEngine:
         while True:
             self._gpu_changed.clear()
             while self._can_run_gpu() and len(self._gpu_steps) < MAX_STEPS_IN_FLIGHT:
-                before = self._visible()
+                before = self._state.changes
                 step = self._state.schedule_gpu()
-                if self._visible() != before:  # reserve, marks, queues: without a step too
+                if self._state.changes != before:  # reserve, marks, queues: without a step too
                     self._cpu_changed.set()
                 if step is None:
                     break
@@ -237,18 +237,14 @@ class LLMEngine:
         while True:
             self._cpu_changed.clear()
             if self._workers.cpu.ready and self._cpu_step is None:
-                before = self._visible()
+                before = self._state.changes
                 step = self._state.schedule_cpu()
-                if self._visible() != before:  # a yielded request waits for its swap-in
+                if self._state.changes != before:  # a yielded request waits for its swap-in
                     self._gpu_changed.set()
                 if step is not None:
                     self._cpu_step = step
                     self._submit_cpu(step)
             await self._cpu_changed.wait()
-
-    def _visible(self) -> tuple[object, int]:
-        """What one engine's round may change that the other's decides by."""
-        return self._state.snapshot(), len(self._state.marked)
 
     async def _completion_loop(self) -> None:
         while True:

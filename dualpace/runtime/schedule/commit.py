@@ -26,6 +26,8 @@ from dualpace.runtime.types import BLOCK_TOKENS, Owner, Phase, Request, blocks_f
 if TYPE_CHECKING:
     from dualpace.runtime.schedule.state import State
 
+DECODE = RowKind.DECODE  # a global is found faster than an enum's member, 256 times a round
+
 
 def commit_gpu(state: State, decision: GpuRound) -> GpuStep | None:
     """Commits a GPU decision; None if it holds neither rows nor transfers."""
@@ -34,17 +36,18 @@ def commit_gpu(state: State, decision: GpuRound) -> GpuStep | None:
     for request in decision.preempt:
         state.recompute(request, state.preempted_gpu)
     evictions = [swap_out(state, request) for request in decision.swap_out]
-    rows = decode_rows(state, decision.decode, evictions)
+    due: list[Request] = []
+    rows = decode_rows(state, decision.decode, evictions, due)
     arrivals = [swap_in(state, request) for request in decision.swap_in]
-    rows += decode_rows(state, decision.swap_in, [])
-    rows += [prefill_to_gpu(state, prefill) for prefill in decision.prefill_gpu]
-    rows += [prefill_to_cpu(state, prefill) for prefill in decision.prefill_cpu]
-    host_rows = host_sub_batches(state, decision.host) if any(decision.host) else ([], [])
+    rows += decode_rows(state, decision.swap_in, [], due)
+    rows += [prefill_to_gpu(state, prefill, due) for prefill in decision.prefill_gpu]
+    rows += [prefill_to_cpu(state, prefill, due) for prefill in decision.prefill_cpu]
+    lockstep = host_sub_batches(state, decision.host, due) if any(decision.host) else ([], [])
     for request in decision.mark:
         request.marked = True
         state.marked.append(request)
     transfers = evictions + arrivals
-    if not (rows or transfers or any(host_rows)):
+    if not (rows or transfers or any(lockstep)):
         return None
     state.gpu_rounds += 1
     step = GpuStep(
@@ -58,8 +61,9 @@ def commit_gpu(state: State, decision: GpuRound) -> GpuStep | None:
         swap_in=[r.id for r in decision.swap_in],
         marked=[r.id for r in decision.mark],
         preempted=state.preempted_gpu,
-        host_rows=host_rows,
+        host_rows=lockstep,
         exclusive=decision.exclusive or bool(state.preempted_gpu),
+        due=due,
     )
     state.preempted_gpu = []
     return step
@@ -78,9 +82,10 @@ def commit_cpu(state: State, decision: CpuRound) -> CpuStep | None:
     state.cpu_running = list(decision.decode)
     if not decision.decode:
         return None
-    rows = [host_row(state, request, RowKind.DECODE) for request in decision.decode]
+    due: list[Request] = []
+    rows = host_rows(state, decision.decode, DECODE, due)
     state.cpu_rounds += 1
-    step = CpuStep(state.cpu_rounds, rows, state.snapshot(), state.preempted_cpu)
+    step = CpuStep(state.cpu_rounds, rows, state.snapshot(), state.preempted_cpu, due)
     state.preempted_cpu = []
     return step
 
@@ -116,29 +121,35 @@ def swap_in(state: State, request: Request) -> Transfer:
     )
 
 
-def decode_rows(state: State, requests: list[Request], evictions: list[Transfer]) -> list[Row]:
+def decode_rows(
+    state: State, requests: list[Request], evictions: list[Transfer], due: list[Request]
+) -> list[Row]:
     """One row each, with the block for its next token from the free list, else from this round's
-    victims.
+    victims. Like all that make rows, adds to `due` whoever's token reaches its estimate.
     """
-    pool = state.gpu_pool
     rows = []
     for request in requests:
-        kv_len = request.kv_len
-        if kv_len // BLOCK_TOKENS >= len(request.blocks):
-            if pool.num_free:
-                request.blocks += pool.allocate(1)
-            else:
-                donor = next(t for t in evictions if t.held)
-                request.blocks.append(donor.held.pop())
-                state.gpu_vacating -= 1
+        kv_len, blocks = request.kv_len, request.blocks
+        if kv_len // BLOCK_TOKENS >= len(blocks):
+            blocks.append(next_block(state, evictions))
         request.kv_len = kv_len + 1
         request.in_flight += 1
-        request.pins += 1
-        rows.append(Row(request, RowKind.DECODE, kv_len, 1, request.blocks))
-        if request.num_output + request.in_flight >= request.max_tokens:
-            state.leave_gpu_queue(request)
-            state.ending[request.id] = request
+        rows.append(Row(request, DECODE, kv_len, 1, blocks))
+        if request.num_output + request.in_flight >= request.estimated_output:
+            if request.num_output + request.in_flight >= request.max_tokens:
+                state.leave_gpu_queue(request)
+                state.ending[request.id] = request
+            else:
+                due.append(request)
     return rows
+
+
+def next_block(state: State, evictions: list[Transfer]) -> int:
+    if state.gpu_pool.num_free:
+        return state.gpu_pool.allocate(1)[0]
+    donor = next(t for t in evictions if t.held)
+    state.gpu_vacating -= 1
+    return donor.held.pop()
 
 
 def admit(state: State, prefill: Prefill) -> Request:
@@ -149,7 +160,7 @@ def admit(state: State, prefill: Prefill) -> Request:
     return request
 
 
-def prefill_to_gpu(state: State, prefill: Prefill) -> Row:
+def prefill_to_gpu(state: State, prefill: Prefill, due: list[Request]) -> Row:
     """A prompt or its next chunk; at the first, all blocks of the prompt; after the last, GPU
     decode.
     """
@@ -161,7 +172,6 @@ def prefill_to_gpu(state: State, prefill: Prefill) -> Row:
         request.blocks = state.gpu_pool.allocate(blocks_for(request.prefill_len))
     start = request.kv_len
     request.kv_len += prefill.num_tokens
-    request.pins += 1
     last = request.kv_len == request.prefill_len
     if last:
         state.waiting.remove(request)
@@ -171,10 +181,14 @@ def prefill_to_gpu(state: State, prefill: Prefill) -> Row:
             state.ending[request.id] = request
         else:
             state.join_gpu_queue(request)
+            if request.num_output + 1 >= request.estimated_output:
+                due.append(request)
+    else:
+        request.pins += 1
     return Row(request, RowKind.PREFILL_GPU, start, prefill.num_tokens, request.blocks, sample=last)
 
 
-def prefill_to_cpu(state: State, prefill: Prefill) -> Row:
+def prefill_to_cpu(state: State, prefill: Prefill, due: list[Request]) -> Row:
     """A whole prompt through staging to its host blocks; unready in CPU waiting until the copies
     are done.
     """
@@ -183,13 +197,14 @@ def prefill_to_cpu(state: State, prefill: Prefill) -> Row:
     request.blocks = state.host_pool.allocate(blocks_for(prefill.num_tokens))
     state.planned += len(request.blocks)
     request.kv_len = prefill.num_tokens
-    request.pins += 1
     request.in_flight += 1
     request.phase, request.owner = Phase.DECODING, Owner.CPU
     if request.num_output + 1 >= request.max_tokens:
         state.ending[request.id] = request
     else:
         state.cpu_waiting.append(request)
+        if request.num_output + 1 >= request.estimated_output:
+            due.append(request)
     copies = state.start_transfer(request, TransferKind.PREFILL_CPU, [], request.blocks, held=[])
     state.staging.add(copies.id)
     return Row(
@@ -197,19 +212,25 @@ def prefill_to_cpu(state: State, prefill: Prefill) -> Row:
     )
 
 
-def host_row(state: State, request: Request, kind: RowKind) -> Row:
-    """A decode row on host KV, with the one block that its next token needs and no more."""
-    start = request.kv_len
-    if start // BLOCK_TOKENS >= len(request.blocks):
-        request.blocks += state.host_pool.allocate(1)
-    request.kv_len = start + 1
-    request.in_flight += 1
-    request.pins += 1
-    return Row(request, kind, start, 1, request.blocks)
+def host_rows(
+    state: State, requests: list[Request], kind: RowKind, due: list[Request]
+) -> list[Row]:
+    """Decode rows on host KV, each with the one block that its next token needs and no more."""
+    rows = []
+    for request in requests:
+        kv_len, blocks = request.kv_len, request.blocks
+        if kv_len // BLOCK_TOKENS >= len(blocks):
+            blocks += state.host_pool.allocate(1)
+        request.kv_len = kv_len + 1
+        request.in_flight += 1
+        rows.append(Row(request, kind, kv_len, 1, blocks))
+        if request.num_output + request.in_flight >= request.estimated_output:
+            due.append(request)
+    return rows
 
 
 def host_sub_batches(
-    state: State, sub_batches: tuple[list[Request], list[Request]]
+    state: State, sub_batches: tuple[list[Request], list[Request]], due: list[Request]
 ) -> tuple[list[Row], list[Row]]:
     """Host rows in lockstep with the GPU (neo): they are the running queue until the next round."""
     chosen = {r.id for batch in sub_batches for r in batch}
@@ -217,8 +238,5 @@ def host_sub_batches(
     state.cpu_running = [r for r in everyone if r.id in chosen]
     state.cpu_waiting.clear()
     state.cpu_waiting.extend(r for r in everyone if r.id not in chosen)
-    first, second = (
-        [host_row(state, request, RowKind.HOST_DECODE) for request in batch]
-        for batch in sub_batches
-    )
+    first, second = (host_rows(state, batch, RowKind.HOST_DECODE, due) for batch in sub_batches)
     return first, second

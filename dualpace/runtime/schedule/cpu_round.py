@@ -6,7 +6,7 @@ commits the result.
 
 from dualpace.runtime.schedule.rounds import CpuRound
 from dualpace.runtime.schedule.view import View
-from dualpace.runtime.types import Request
+from dualpace.runtime.types import BLOCK_TOKENS, Request
 
 
 def cpu_round(view: View) -> CpuRound:
@@ -55,11 +55,26 @@ def preserve_running_frontier(draft: Draft) -> None:
     Those that yield and the suffix behind a boundary go to the front of waiting, and then nobody
     older is admitted in this round.
     """
+    if keeps_everyone(draft):
+        return
     at_boundary = False
     for request in draft.view.cpu_running:
         if request.marked or at_boundary or not draft.take(request):
             at_boundary = at_boundary or not request.marked
             draft.round.displaced.append(request)
+
+
+def keeps_everyone(draft: Draft) -> bool:
+    """The usual case of A.2.2 at once: nobody yields, and the budgets hold the whole queue."""
+    view, running = draft.view, draft.view.cpu_running
+    next_growth = sum([r.kv_len // BLOCK_TOKENS >= len(r.blocks) for r in running])
+    fits = len(running) <= draft.max_rows and next_growth <= draft.free
+    if view.marked or not fits or view.envelope.growth > draft.slack:
+        return False
+    draft.round.decode = list(running)
+    draft.free -= next_growth
+    draft.slack -= view.envelope.growth
+    return True
 
 
 def admit_ready_prefix(draft: Draft) -> None:

@@ -8,7 +8,6 @@ queue, a pool or a device: `State` commits the result.
 from collections.abc import Iterator
 
 from dualpace.runtime.schedule.draft import Draft, in_arrival_order
-from dualpace.runtime.schedule.envelope import gpu_peak
 from dualpace.runtime.schedule.rounds import GpuRound, Prefill
 from dualpace.runtime.schedule.view import View, finish_peak
 from dualpace.runtime.types import BLOCK_TOKENS, Request, blocks_for
@@ -53,8 +52,9 @@ def restore_next_token_feasibility(draft: Draft) -> None:
     free blocks; if that is empty, the youngest are dropped and recomputed until one can go on.
     """
     view = draft.view
-    short = next_growth(draft.queue) - draft.free
-    draft.peak = gpu_peak(draft.queue) + (view.partial.peak_blocks if view.partial else 0)
+    growth = next_growth(draft.queue)
+    short = growth - draft.free
+    draft.peak = view.gpu_peak
     draft.migration = draft.reserve(draft.queue, draft.peak)
     if short > 0 and (view.gpu_vacating or view.rounds_in_flight):
         draft.waits = (
@@ -66,12 +66,14 @@ def restore_next_token_feasibility(draft: Draft) -> None:
         if short > 0 and draft.round.swap_out:
             draft.waits = True
             return
+        growth = next_growth(draft.queue)
     draft.runnable = draft.queue
     if short > 0:
         draft.runnable = growth_that_fits(draft.queue, draft.free)
         if not draft.runnable:
             recompute_youngest(draft)
-    draft.free -= next_growth(draft.queue)
+            growth = next_growth(draft.queue)
+    draft.free -= growth
 
 
 def next_growth(queue: list[Request]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dualpace.runtime.schedule.envelope import gpu_peak
 from dualpace.runtime.types import Owner, Phase, Request, blocks_for
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def check_counts(state: State) -> None:
     """Counts kept on the side agree with what they count; pins agree with rows and copies in
     flight.
     """
+    assert state.queue_peak == gpu_peak(state.gpu_running)
     writes = [t for t in state.transfers.values() if t.request.owner is Owner.CPU]
     assert state.planned == sum(len(t.dst_blocks) for t in writes)
     assert state.gpu_vacating == sum(len(t.held) for t in writes)
@@ -72,7 +74,8 @@ def check_counts(state: State) -> None:
         for row in (*step.rows, *step.host_rows[0], *step.host_rows[1])
     ]
     rows += state.cpu_in_flight.rows if state.cpu_in_flight else []
-    touching = [row.request for row in rows] + [t.request for t in state.transfers.values()]
+    touching = [row.request for row in rows if not row.sample]
+    touching += [t.request for t in state.transfers.values()]
     for request in (*state.requests.values(), *state.lingering.values()):
         assert request.pins == sum(r is request for r in touching), (
             f"request {request.id} is pinned wrongly"

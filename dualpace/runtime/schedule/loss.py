@@ -21,8 +21,8 @@ def lose_gpu(state: State) -> list[Request]:
     for step in state.gpu_in_flight:
         state.end_lockstep(step)
         for row in step.rows:
-            row.request.pins -= 1
             row.request.in_flight -= row.sample
+            row.request.pins -= not row.sample
             lost[row.request.id] = row.request
         for row in (*step.host_rows[0], *step.host_rows[1]):
             undo_host_row(state, row)
@@ -52,7 +52,6 @@ def lose_cpu(state: State) -> None:
 
 def undo_host_row(state: State, row: Row) -> None:
     request = row.request
-    request.pins -= 1
     request.in_flight -= 1
     request.kv_len -= 1
     state.release_if_unpinned(request)

@@ -49,6 +49,12 @@ class GpuRound:
             or any(p.request.num_output for p in self.prefill_gpu)
         )
 
+    @property
+    def decodes_only(self) -> bool:
+        """It changes nothing that the CPU engine decides by."""
+        changes = self.exclusive or self.prefill_gpu or self.mark or self.withdraw
+        return not changes
+
 
 @dataclass(slots=True)
 class CpuRound:
@@ -62,6 +68,11 @@ class CpuRound:
     preempt: list[Request] = field(
         default_factory=list
     )  # from waiting: dropped and recomputed later
+
+    @property
+    def decodes_only(self) -> bool:
+        """It changes nothing that the GPU engine decides by."""
+        return not (self.displaced or self.admitted or self.preempt)
 
 
 class RowKind(IntEnum):
@@ -147,6 +158,7 @@ class GpuStep:
     preempted: list[int]  # since the last step, by this engine's rounds or by a lost worker
     host_rows: tuple[list[Row], list[Row]] = field(default_factory=lambda: ([], []))
     exclusive: bool = False
+    due: list[Request] = field(default_factory=list)  # their token reaches their estimate
 
 
 @dataclass(slots=True)
@@ -157,6 +169,7 @@ class CpuStep:
     rows: list[Row]
     snapshot: Snapshot
     preempted: list[int]
+    due: list[Request] = field(default_factory=list)  # their token reaches their estimate
 
 
 @dataclass(slots=True)

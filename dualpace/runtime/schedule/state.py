@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from dualpace.runtime.kv.pool import BlockPool
+from dualpace.runtime.schedule.apply import apply_rows, outgrow_if_due
 from dualpace.runtime.schedule.commit import commit_cpu, commit_gpu
 from dualpace.runtime.schedule.envelope import (
     HostEnvelope,
     finish_growth,
-    gpu_peak,
     migration_reserve,
 )
 from dualpace.runtime.schedule.estimate import Declared, Estimator
@@ -27,12 +27,11 @@ from dualpace.runtime.schedule.rounds import (
     Applied,
     CpuStep,
     GpuStep,
-    Row,
     Snapshot,
     Transfer,
     TransferKind,
 )
-from dualpace.runtime.schedule.view import View, finish_peak
+from dualpace.runtime.schedule.view import View
 from dualpace.runtime.types import Owner, Phase, Request
 
 
@@ -73,6 +72,8 @@ class State:
         self.staging: set[int] = set()  # outstanding Prefill-to-CPU transfers
         self.planned = 0  # host blocks that outstanding copies write
         self.gpu_vacating = 0  # HBM blocks that outstanding swap-outs read
+        self.queue_peak = 0  # summed finish peaks of `gpu_running`
+        self.changes = 0  # rises whenever a round changes what the other engine decides by
         self.preempted_gpu: list[int] = []  # not yet in a step's record
         self.preempted_cpu: list[int] = []
         self.gpu_rounds = self.cpu_rounds = 0
@@ -115,7 +116,7 @@ class State:
         request = self.requests.get(request_id)
         if request is None:
             return False
-        self._end(request)
+        self.end(request)
         return True
 
     # the GPU engine
@@ -130,6 +131,8 @@ class State:
             if self.gpu_in_flight and decision.exclusive:
                 return None
             step = commit_gpu(self, decision)
+            if not decision.decodes_only:
+                self.changes += 1
             if step is not None:
                 self.gpu_in_flight.append(step)
                 return step
@@ -147,8 +150,8 @@ class State:
     def _project(self) -> None:
         """Estimates as they will be when the round in flight has run and ended nobody."""
         for step in self.gpu_in_flight:
-            for row in step.rows:
-                self._outgrow_if_due(row.request)
+            for request in step.due:
+                outgrow_if_due(self, request)
 
     def apply_gpu(self, step: GpuStep, finished: Collection[int]) -> Applied:
         """Applies the oldest GPU step in flight: each row that sampled gained one token.
@@ -159,7 +162,8 @@ class State:
         assert self.gpu_in_flight and self.gpu_in_flight[0] is step, "steps are applied in order"
         self.gpu_in_flight.popleft()
         self.end_lockstep(step)
-        return self._apply(step, [*step.rows, *step.host_rows[0], *step.host_rows[1]], finished)
+        rows = [*step.rows, *step.host_rows[0], *step.host_rows[1]]
+        return apply_rows(self, step, rows, finished)
 
     def end_lockstep(self, step: GpuStep) -> None:
         """Host rows of a GPU step (neo) are CPU-running for that step only."""
@@ -178,6 +182,8 @@ class State:
         while True:
             decision = self.policy.cpu_round(self.view())
             self.cpu_in_flight = commit_cpu(self, decision)
+            if not decision.decodes_only:
+                self.changes += 1
             if self.cpu_in_flight or not (decision.displaced or decision.preempt):
                 return self.cpu_in_flight
 
@@ -185,40 +191,7 @@ class State:
         """Applies the CPU step in flight, as apply_gpu does."""
         assert self.cpu_in_flight is step, "this CPU step is not in flight"
         self.cpu_in_flight = None
-        return self._apply(step, step.rows, finished)
-
-    def _apply(
-        self, step: GpuStep | CpuStep, rows: Iterable[Row], finished: Collection[int]
-    ) -> Applied:
-        applied = Applied(step, [], [], [], [])
-        for row in rows:
-            request = row.request
-            request.pins -= 1
-            if row.sample:
-                request.in_flight -= 1
-            if request.phase is Phase.ENDED:
-                applied.dropped.append(request)
-                self.release_if_unpinned(request)
-                continue
-            applied.batch.append(request.id)
-            if not row.sample:
-                continue
-            request.num_output += 1
-            applied.sampled.append(request)
-            if request.id in finished or request.num_output >= request.max_tokens:
-                applied.finished.append(request)
-                self.estimator.observe(request.num_output)
-                self._end(request)
-            else:
-                self._outgrow_if_due(request)
-        return applied
-
-    def _outgrow_if_due(self, request: Request) -> None:
-        """An answer longer than was thought gets a new estimate, so a higher finish peak."""
-        outputs = request.num_output + request.in_flight
-        if request.estimated_output <= outputs < request.max_tokens:
-            request.estimated_output = self.estimator.outgrown(outputs, request.max_tokens)
-            request.peak_blocks = finish_peak(request, request.estimated_output)
+        return apply_rows(self, step, step.rows, finished)
 
     # copies
 
@@ -278,11 +251,18 @@ class State:
     def join_gpu_queue(self, request: Request) -> None:
         """Puts a decode at its place in arrival order."""
         insort(self.gpu_running, request, key=_order)
+        self.queue_peak += request.peak_blocks
+
+    def _in_gpu_queue(self, request: Request) -> bool:
+        place = bisect_left(self.gpu_running, request.order, key=_order)
+        return place < len(self.gpu_running) and self.gpu_running[place] is request
 
     def leave_gpu_queue(self, request: Request) -> None:
         place = bisect_left(self.gpu_running, request.order, key=_order)
         assert self.gpu_running[place] is request
         del self.gpu_running[place]
+        self.queue_peak -= request.peak_blocks
+        self.changes += 1  # the reserve may have fallen
 
     def unmark(self, request: Request) -> None:
         if request.marked:
@@ -298,9 +278,8 @@ class State:
         assert request.ready, f"request {request.id} is touched by something in flight"
         if request.id not in by:
             by.append(request.id)
-        place = bisect_left(self.gpu_running, request.order, key=_order)
-        if place < len(self.gpu_running) and self.gpu_running[place] is request:
-            del self.gpu_running[place]
+        if self._in_gpu_queue(request):
+            self.leave_gpu_queue(request)
         self.unmark(request)
         self._free_blocks(request)
         request.kv_len = 0
@@ -311,7 +290,8 @@ class State:
             place += 1
         self.waiting.insert(place, request)
 
-    def _end(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
+        """It leaves its queue; its blocks go when nothing in flight touches them."""
         self.leave_queues(request)
         self.unmark(request)
         del self.requests[request.id]
@@ -343,12 +323,17 @@ class State:
     # what others may read
 
     @property
+    def gpu_peak(self) -> int:
+        """Equation 4: summed finish peaks of the GPU-owned requests, a prompt in progress too."""
+        partial = self.waiting[0].peak_blocks if self.waiting and self.waiting[0].blocks else 0
+        return self.queue_peak + partial
+
+    @property
     def envelope(self) -> HostEnvelope:
         """Equation 2 as it stands: the CPU reads the reserve from here, so it is never out of
         date.
         """
-        partial = self.waiting[0].peak_blocks if self.waiting and self.waiting[0].blocks else 0
-        peak = gpu_peak(self.gpu_running) + partial
+        peak = self.gpu_peak
         return HostEnvelope(
             capacity=self.host_pool.capacity,
             used=self.host_pool.num_used - self.planned,
@@ -368,6 +353,7 @@ class State:
             marked=self.marked,
             gpu_capacity=self.gpu_pool.capacity,
             gpu_free=self.gpu_pool.num_free,
+            gpu_peak=self.gpu_peak,
             gpu_vacating=self.gpu_vacating,
             host_free=self.host_pool.num_free,
             envelope=self.envelope,

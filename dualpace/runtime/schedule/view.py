@@ -5,7 +5,7 @@ decides nothing.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dualpace.runtime.schedule.envelope import HostEnvelope, gpu_peak
+from dualpace.runtime.schedule.envelope import HostEnvelope
 from dualpace.runtime.schedule.limits import Limits
 from dualpace.runtime.types import BLOCK_TOKENS, Phase, Request, blocks_for
 
@@ -27,6 +27,7 @@ class View:
     marked: Sequence[Request]  # chosen for a later swap-in, running or yielded
     gpu_capacity: int
     gpu_free: int
+    gpu_peak: int  # Equation 4: finish peaks of all GPU-owned requests
     gpu_vacating: int  # blocks of swapped-out requests whose copies are not reported yet
     host_free: int
     envelope: HostEnvelope
@@ -46,10 +47,7 @@ class View:
     @property
     def hbm_unpromised(self) -> int:
         """HBM blocks beyond the finish peaks of all GPU-owned requests."""
-        partial = self.partial
-        return (
-            self.gpu_capacity - gpu_peak(self.gpu_running) - (partial.peak_blocks if partial else 0)
-        )
+        return self.gpu_capacity - self.gpu_peak
 
     def estimated_output(self, request: Request) -> int:
         """Outputs expected in all of a request that is about to be prefilled."""

@@ -43,6 +43,7 @@ def view(
         limits=Limits(gpu_rows=1, cpu_rows=rows, soft_tokens=1, hard_tokens=hard),
         cpu_running=running,
         cpu_waiting=waiting,
+        marked=[r for r in running + waiting if r.marked],
         host_free=capacity - used,
         gpu_capacity=0,
         envelope=HostEnvelope(capacity, used, 0, growth, migration),
