@@ -18,10 +18,19 @@ from dualpace.graphs.backends import Backend, Stage, backend_of
 from dualpace.graphs.background import Background
 from dualpace.graphs.buckets import rule_of_thumb, stage_buckets
 from dualpace.graphs.builder import Builders, Report, best_count, build_all, num_steps
+from dualpace.graphs.collective import Alone, Collective
 from dualpace.graphs.executor import Stages
-from dualpace.graphs.forms import STAGES, Packer, stage_arguments
-from dualpace.graphs.job import COMPILED_STAGES, Job, example_rows, stage_functions
+from dualpace.graphs.forms import HEAD_STAGES, Packer, stage_arguments
+from dualpace.graphs.job import (
+    COMPILED_STAGES,
+    SHARDED_STAGES,
+    Job,
+    example_rows,
+    stage_functions,
+)
 from dualpace.graphs.rope import rope_table
+from dualpace.graphs.shard import WHOLE, Shard
+from dualpace.graphs.sharded import ShardedStages
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.store import GraphStore, environment_key
 from dualpace.graphs.table import Entry, StageTable
@@ -62,7 +71,8 @@ class GraphCache:
         backend: str | Sequence[str] = "eager",
         buckets: Sequence[int] | Mapping[str, Sequence[int]] = (),
         max_context: int | None = None,
-        tp: int = 1,
+        shard: Shard = WHOLE,
+        collective: Collective | None = None,
         cache_dir: str | Path | None = None,
         report: Report | None = None,
         processes: int = 0,
@@ -70,7 +80,9 @@ class GraphCache:
     ) -> Stages:
         """Build every stage for every bucket (none given: the default ones) and return them.
 
-        Weights are on `device` already. Of several backends the tuner picks by stage and bucket.
+        Weights are on `device` already; of a `shard` that is not the whole model they are its
+        part, while `spec` is the whole model's, and `collective` joins it to the others. Of several
+        backends the tuner picks by stage and bucket.
         `max_context` (tokens) bounds the RoPE table; `cache_dir` keeps what is compiled and timed
         for the next start. `processes` build at once, 0: this one. With `start` "tiered" what is
         not in `cache_dir` is built behind the caller's back, who calls `begin_round` to take it up.
@@ -81,28 +93,36 @@ class GraphCache:
         self._spec = spec
         names = (backend,) if isinstance(backend, str) else tuple(backend)
         job = Job(
-            spec,
+            shard.local(spec),
             _dtype_name(weights.embed.dtype),
             max_context or spec.max_context,
             torch.get_num_threads(),
             names,
-            _sizes(buckets),
+            _sizes(buckets, shard.size),
         )
         cos, sin = (t.to(device) for t in rope_table(spec, job.max_context))
-        loader = _Loader(self, job, weights, cos, sin, device, tp)
+        loader = _Loader(self, job, weights, cos, sin, device, shard.size)
+
+        def make(tables: dict[str, StageTable]) -> Stages:
+            if shard.size == 1:
+                return Stages(tables)
+            assert (collective.rank, collective.size) == (shard.rank, shard.size)
+            return ShardedStages(tables, collective, spec.vocab, job.spec.vocab)
+
+        collective = collective or Alone()
         with ExitStack() as stack:
             if len(names) == 1 and not loader.backends[names[0]].static:
-                stages = Stages({stage: loader.generic(stage, names[0]) for stage in STAGES})
+                stages = make({stage: loader.generic(stage, names[0]) for stage in loader.stages})
             elif device != "cpu":  # no store: the compiler's own places
-                stages = Stages({stage: loader.static(stage, names[0]) for stage in STAGES})
+                stages = make({stage: loader.static(stage, names[0]) for stage in loader.stages})
             elif start == "tiered" and cache_dir is not None and not _is_built(job, cache_dir):
-                stages = Stages({stage: loader.generic(stage) for stage in STAGES})
+                stages = make({stage: loader.generic(stage) for stage in loader.stages})
                 self.background = Background(job, Path(cache_dir), loader.tables, stages)
             else:
                 folder = cache_dir or stack.enter_context(tempfile.TemporaryDirectory())
                 store = GraphStore(Path(folder), environment_key(job.threads))
                 _build(job, store, Path(folder), processes, report)
-                stages = Stages({"pre_layer": loader.generic("pre_layer"), **loader.tables(store)})
+                stages = make({"pre_layer": loader.generic("pre_layer"), **loader.tables(store)})
         return stages
 
     def close(self) -> None:
@@ -126,7 +146,10 @@ class _Loader:
     ) -> None:
         self.backends = job.backends()
         self._cache, self._job, self._device, self._tp = cache, job, device, tp
-        self._arguments = {stage: stage_arguments(stage, weights, cos, sin) for stage in STAGES}
+        self.stages = ("pre_layer", *job.stages)
+        self._arguments = {
+            stage: stage_arguments(stage, weights, cos, sin) for stage in self.stages
+        }
         self._functions = stage_functions(job.spec)
         self._packers: dict[str, Packer] = {}
         self._dtype, self._place = weights.embed.dtype, cos.device
@@ -139,7 +162,7 @@ class _Loader:
 
     def static(self, stage: str, name: str) -> StageTable:
         """A table of the one backend, compiled now."""
-        sizes = self._job.sizes.get(stage, self._job.sizes["post_attention"])
+        sizes = self._job.sizes.get(stage, self._job.sizes["pre_attention"])
         entries = {size: self._entry(self.backends[name], stage, size, None) for size in sizes}
         return StageTable(entries, rule_of_thumb(sizes))
 
@@ -147,7 +170,7 @@ class _Loader:
         """Every compiled stage, by what the store says of it."""
         found = times_of(self._job, store)
         self._cache.times = found or {}
-        return {stage: self._table(stage, store) for stage in COMPILED_STAGES}
+        return {stage: self._table(stage, store) for stage in self._job.stages}
 
     def _table(self, stage: str, store: GraphStore) -> StageTable:
         sizes = self._job.sizes[stage]
@@ -199,11 +222,20 @@ def _is_built(job: Job, cache_dir: str | Path) -> bool:
     return store.note(job.done_name()) is not None
 
 
-def _sizes(buckets: Sequence[int] | Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _sizes(
+    buckets: Sequence[int] | Mapping[str, Sequence[int]], tp: int
+) -> dict[str, tuple[int, ...]]:
+    """Ascending buckets of each stage that is compiled; a rank of several has other stages."""
     if isinstance(buckets, Mapping):
-        return {stage: tuple(sorted(set(buckets[stage]))) for stage in COMPILED_STAGES}
-    given = tuple(sorted(set(buckets)))
-    return dict.fromkeys(COMPILED_STAGES, given) if given else stage_buckets(_LARGEST, 256, 1)
+        sizes = {stage: tuple(sorted(set(buckets[stage]))) for stage in COMPILED_STAGES}
+    elif buckets:
+        sizes = dict.fromkeys(COMPILED_STAGES, tuple(sorted(set(buckets))))
+    else:
+        sizes = stage_buckets(_LARGEST, 256, 1)
+    if tp == 1:
+        return sizes
+    layers, final = sizes["post_attention"], sizes["logits"]
+    return {stage: final if stage in HEAD_STAGES else layers for stage in SHARDED_STAGES}
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -13,11 +13,14 @@ _MATRICES: dict[str, dict[int, int | None]] = {
     "pre_layer": {},
     "pre_attention": {3: 4},
     "post_attention": {0: None, 2: None, 3: None},
+    "output": {0: None},
+    "mlp": {1: None, 2: None},
     "logits": {1: None},
     "post_layer_greedy": {1: None},
+    "best": {1: None},
 }
 
-STAGES = tuple(_MATRICES)
+HEAD_STAGES = ("logits", "post_layer_greedy", "best")  # after the layers
 
 
 def layer_arguments(stage: str, layer: LayerWeights, cos: Tensor, sin: Tensor) -> Arguments:
@@ -25,6 +28,10 @@ def layer_arguments(stage: str, layer: LayerWeights, cos: Tensor, sin: Tensor) -
     if stage == "pre_attention":
         norms = (layer.q_norm, layer.k_norm)
         return (cos, sin, layer.attn_norm, layer.qkv, layer.qkv_bias, *norms)
+    if stage == "output":
+        return (layer.o,)
+    if stage == "mlp":
+        return (layer.mlp_norm, layer.gate_up, layer.down)
     return (layer.o, layer.mlp_norm, layer.gate_up, layer.down)
 
 
@@ -32,7 +39,7 @@ def stage_arguments(stage: str, weights: Weights, cos: Tensor, sin: Tensor) -> l
     """The weight arguments of every layer; a list of one where the stage has no layers."""
     if stage == "pre_layer":
         return [(weights.embed,)]
-    if stage in ("logits", "post_layer_greedy"):
+    if stage in HEAD_STAGES:
         return [(weights.final_norm, weights.head)]
     return [layer_arguments(stage, layer, cos, sin) for layer in weights.layers]
 

@@ -18,20 +18,23 @@ from torch import Tensor
 
 from dualpace.graphs import stages
 from dualpace.graphs.backends import Arguments, Backend, Stage, backend_of
-from dualpace.graphs.forms import Packer, example_pack, layer_arguments
+from dualpace.graphs.forms import HEAD_STAGES, Packer, example_pack, layer_arguments
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.store import GraphStore, digest
 from dualpace.graphs.weights import DTYPES, layer_shapes, make_layer
 
 COMPILED_STAGES = ("pre_attention", "post_attention", "logits", "post_layer_greedy")
+# Of one rank of several: post-attention between its two sums, and greedy sampling before ranks
+# compare.
+SHARDED_STAGES = ("pre_attention", "output", "mlp", "logits", "best")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """Candidates are names of backends; sizes are ascending buckets by stage."""
 
-    spec: ModelSpec
+    spec: ModelSpec  # a rank's sizes, equal on all ranks, which share the graphs
     dtype: str  # bf16 | float32
     max_context: int  # rows of the RoPE table
     threads: int
@@ -51,6 +54,11 @@ class Job:
             **fields,
         )
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that are compiled, as the sizes name them."""
+        return tuple(self.sizes)
+
     def backends(self) -> dict[str, Backend]:
         """The candidates; ConfigError for one that cannot run here."""
         found = {name: backend_of(name) for name in self.candidates}
@@ -60,7 +68,7 @@ class Job:
 
     def pairs(self) -> list[tuple[str, int]]:
         """(stage, bucket) in the order of building: what most rounds run comes first."""
-        return [(stage, size) for stage in COMPILED_STAGES for size in self.sizes[stage]]
+        return [(stage, size) for stage, sizes in self.sizes.items() for size in sizes]
 
     def note_name(self, stage: str, bucket: int) -> str:
         """Where the store keeps the candidates' times for this stage and bucket."""
@@ -84,8 +92,11 @@ def stage_functions(spec: ModelSpec) -> dict[str, Stage]:
         "pre_layer": stages.pre_layer,
         "pre_attention": partial(stages.pre_attention, heads=heads, eps=eps),
         "post_attention": partial(stages.post_attention, intermediate=spec.intermediate, eps=eps),
+        "output": partial(stages.output, hidden=spec.hidden),
+        "mlp": partial(stages.mlp, intermediate=spec.intermediate, eps=eps),
         "logits": partial(stages.logits, vocab=spec.vocab, eps=eps),
         "post_layer_greedy": partial(stages.post_layer_greedy, vocab=spec.vocab, eps=eps),
+        "best": partial(stages.best, vocab=spec.vocab, eps=eps),
     }
 
 
@@ -96,9 +107,13 @@ def example_rows(
     ids = torch.zeros(rows, dtype=torch.int64, device=device)
     x = torch.zeros(rows, spec.hidden, dtype=dtype, device=device)
     attn = torch.zeros(rows, spec.q_size, dtype=dtype, device=device)
-    return {"pre_layer": (ids,), "pre_attention": (x, ids), "post_attention": (attn, x)}.get(
-        stage, (x,)
-    )
+    return {
+        "pre_layer": (ids,),
+        "pre_attention": (x, ids),
+        "post_attention": (attn, x),
+        "output": (attn,),
+        "mlp": (x, torch.zeros_like(x)),
+    }.get(stage, (x,))
 
 
 class Examples:
@@ -118,7 +133,7 @@ class Examples:
     def weights(self, stage: str) -> Arguments:
         """Weights of one layer, new ones with every call; the head is made once."""
         spec = self._job.spec
-        if stage in ("logits", "post_layer_greedy"):
+        if stage in HEAD_STAGES:
             if self._head is None:
                 self._head = (self._make((spec.hidden,)), self._make((spec.vocab, spec.hidden)))
             return self._head
@@ -139,7 +154,7 @@ def compile_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
     functions, examples = stage_functions(job.spec), Examples(job)
     weights = {
         (stage, backend.form): Packer(example_pack(backend.pack))(stage, examples.weights(stage))
-        for stage in COMPILED_STAGES
+        for stage in job.stages
         for backend in backends
     }
     pending: list[tuple[str, int]] = job.pairs()

@@ -1,7 +1,9 @@
 """The stages of a decoder as pure functions of tensors, the same source on every device.
 
 The boundaries are those of Figure 2: attention, between `pre_attention` and `post_attention`,
-belongs to the engines. Every weight is an argument, so one executable serves all layers.
+belongs to the engines. Every weight is an argument, so one executable serves all layers. Where a
+model is divided over ranks, post-attention is two pieces, `output` and `mlp`, each of which leaves
+a part of a sum to be added up over the ranks; `best` is greedy sampling before they compare.
 
 Shape suffixes: T rows (tokens), H hidden, N query heads, K key/value heads, D head size,
 P = D / 2 rotary pairs, I intermediate, V vocabulary, B rows to sample, C positions in the table.
@@ -69,11 +71,34 @@ def post_attention(
     eps: float,
 ) -> Tensor:
     """O projection, residual, norm, gated MLP, residual. attn is [T, A = N * D]; returns [T, H]."""
+    sums_TH = output(attn_TA, o_weight, hidden=x_TH.shape[-1])
+    x_TH, sums_TH = mlp(
+        x_TH, sums_TH, norm_H, gate_up_weight, down_weight, intermediate=intermediate, eps=eps
+    )
+    return x_TH + sums_TH
+
+
+def output(attn_TA: Tensor, o_weight: Tensor, *, hidden: int) -> Tensor:
+    """O projection of the heads that are here: [T, H]."""
+    return linear(attn_TA, o_weight, hidden)
+
+
+def mlp(
+    x_TH: Tensor,
+    sums_TH: Tensor,
+    norm_H: Tensor,
+    gate_up_weight: Tensor,
+    down_weight: Tensor,
+    *,
+    intermediate: int,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """x + sums, and what the MLP's columns that are here make of its norm: both [T, H]."""
     hidden = x_TH.shape[-1]
-    x_TH = x_TH + linear(attn_TA, o_weight, hidden)
+    x_TH = x_TH + sums_TH
     h_TH = rms_norm(x_TH, norm_H, eps)
     gate_TI, up_TI = linear(h_TH, gate_up_weight, 2 * intermediate).chunk(2, dim=-1)
-    return x_TH + linear(F.silu(gate_TI) * up_TI, down_weight, hidden)
+    return x_TH, linear(F.silu(gate_TI) * up_TI, down_weight, hidden)
 
 
 def logits(x_BH: Tensor, norm_H: Tensor, head_weight: Tensor, *, vocab: int, eps: float) -> Tensor:
@@ -86,3 +111,13 @@ def post_layer_greedy(
 ) -> Tensor:
     """Final norm, LM head and the best token of each row: int32 [B]."""
     return logits(x_BH, norm_H, head_weight, vocab=vocab, eps=eps).argmax(dim=-1).int()
+
+
+def best(
+    x_BH: Tensor, norm_H: Tensor, head_weight: Tensor, *, vocab: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Each row's largest logit among the tokens that are here, and its row of the head: float32
+    and int32 [B].
+    """
+    values_B, rows_B = logits(x_BH, norm_H, head_weight, vocab=vocab, eps=eps).max(dim=-1)
+    return values_B, rows_B.int()

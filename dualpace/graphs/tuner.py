@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from dualpace.graphs.backends import Arguments, Backend, Stage
-from dualpace.graphs.forms import Packer
-from dualpace.graphs.job import COMPILED_STAGES, Examples, Job, stage_functions
+from dualpace.graphs.forms import HEAD_STAGES, Packer
+from dualpace.graphs.job import Examples, Job, stage_functions
 from dualpace.graphs.store import GraphStore
 
 # Weights that calls go round: more than the caches that a serving round leaves cold anyway.
@@ -31,7 +31,7 @@ Times = dict[str, float]  # seconds of a call by candidate
 def tune_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
     """Note the times of every (stage, bucket) that has none, and yield each."""
     backends = job.backends()
-    for stage in COMPILED_STAGES:
+    for stage in job.stages:
         bench: _Bench | None = None
         for bucket in job.sizes[stage]:
             name = job.note_name(stage, bucket)
@@ -81,7 +81,7 @@ class _Bench:
         self._clock = time.thread_time if job.threads == 1 else time.perf_counter
         layers = [self._examples.weights(stage)]
         size = sum(a.nbytes for a in layers[0] if a is not None)
-        if stage in ("pre_attention", "post_attention"):
+        if stage not in HEAD_STAGES:
             count = min(_LAYERS, job.spec.num_layers, 1 + _BYTES // size)
             layers += [self._examples.weights(stage) for _ in range(count - 1)]
         packers = {b.form: Packer(b.pack) for b in backends.values()}

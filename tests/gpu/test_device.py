@@ -17,9 +17,10 @@ from dualpace.graphs.gpu.host_memory import HostMemory
 from dualpace.graphs.gpu.launches import Launches
 from dualpace.graphs.gpu.linear import Choices
 from dualpace.graphs.gpu.skinny import Skinny
+from dualpace.graphs.random_weights import random_weights
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
-from dualpace.graphs.weights import LayerWeights, Weights, random_weights
+from dualpace.graphs.weights import LayerWeights, Weights
 
 CUDA = torch.device("cuda")
 SPEC = ModelSpec(

@@ -11,9 +11,9 @@ from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.kv import make_pool
 from dualpace.graphs.gpu.linear import PRODUCTS, Choices, candidates
 from dualpace.graphs.gpu.skinny import Skinny
+from dualpace.graphs.random_weights import random_weights
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
-from dualpace.graphs.weights import random_weights
 
 SPEC = ModelSpec(
     architecture="Qwen3ForCausalLM",
