@@ -52,7 +52,7 @@ def test_defaults_tree_and_search_path_are_stock(tmp_path: Path) -> None:
         ("hw=rtx4090", "+hw=rtx4090"),
         ("gpu.max_bach=8", "Key 'max_bach' not in 'GpuConfig'"),
         ("model.dtype=int4", "model.dtype=int4 is unknown: choose one of auto, bf16, float32."),
-        ("gpu.tp=2", "gpu.tp=2 and only 1 rank is supported so far: set gpu.tp=1."),
+        ("gpu.tp=2", "gpu.tp=2 and the model has 3 KV heads, which that does not divide"),
     ],
 )
 def test_mistakes_get_a_sentence_and_exit_code_1(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+ALL_REDUCES = ("auto", "shared_memory", "gloo")
 MAX_BATCH_SIZE = 256  # cpu.max_batch_size where neither a setting nor a profile says
 
 
@@ -15,3 +16,5 @@ class CpuConfig:
     # Prefill-to-CPU is admitted only while fewer requests wait for the CPU; None: max_batch_size
     max_waiting: int | None = None
     tp: int = 1  # ranks, one NUMA node each
+    # How ranks add their parts: auto: shared_memory, which measured faster | gloo
+    all_reduce: str = "auto"

@@ -21,8 +21,13 @@ class CoreMap:
 
     server: tuple[int, ...]
     engine: tuple[int, ...]
-    gpu_worker: tuple[int, ...]
+    gpu_workers: tuple[tuple[int, ...], ...]  # one a rank
     cpu_workers: tuple[tuple[int, ...], ...]  # one a rank, each within one NUMA node where known
+
+    @property
+    def gpu_worker(self) -> tuple[int, ...]:
+        """Cores of the first GPU rank."""
+        return self.gpu_workers[0]
 
     @property
     def cpu_worker(self) -> tuple[int, ...]:
@@ -30,9 +35,10 @@ class CoreMap:
         return self.cpu_workers[0]
 
     def __str__(self) -> str:
-        named = {"server": self.server, "engine": self.engine, "GPU worker": self.gpu_worker}
-        for rank, cores in enumerate(self.cpu_workers):
-            named["CPU worker" if len(self.cpu_workers) == 1 else f"CPU worker {rank}"] = cores
+        named = {"server": self.server, "engine": self.engine}
+        for worker, ranks in (("GPU worker", self.gpu_workers), ("CPU worker", self.cpu_workers)):
+            for rank, cores in enumerate(ranks):
+                named[worker if len(ranks) == 1 else f"{worker} {rank}"] = cores
         return ", ".join(f"{name}: {format_cpus(cores)}" for name, cores in named.items())
 
 
@@ -41,31 +47,39 @@ def core_map(
     device: str = "cuda",
     node_of: Mapping[int, int] | None = None,
     num_cpu_workers: int = 1,
+    num_gpu_workers: int = 1,
 ) -> CoreMap:
     """Divide `cores` among the processes.
 
-    device           of the accelerator worker: "cuda" needs one core for its loop, "cpu" computes
-                     and gets half
+    device           of the accelerator workers: "cuda" needs one core a rank for its loop, "cpu"
+                     computes and gets half
     node_of          NUMA node of each core; None: all on one node
     num_cpu_workers  ranks of the CPU engine; with more ranks than nodes, nodes are divided evenly
+    num_gpu_workers  ranks of the GPU engine
     Fewer than 4 cores: each worker has one of its own as far as they go, engine and server what
     is left or all.
     """
-    if not cores or num_cpu_workers < 1:
-        raise ValueError("a core map needs at least one core and one CPU worker")
+    if not cores or min(num_cpu_workers, num_gpu_workers) < 1:
+        raise ValueError("a core map needs at least one core and one worker a side")
     by_node = _by_node(cores, node_of or {})
     ordered = [core for node in by_node for core in node]
     n = len(ordered)
     if n < _FEW:
-        gpu, cpu = ordered[0], ordered[min(1, n - 1)]
-        rest = tuple(ordered[2:]) or tuple(ordered)
-        return CoreMap(rest, rest, (gpu,), ((cpu,),) * num_cpu_workers)
+        workers = [(ordered[i % n],) for i in range(num_gpu_workers + num_cpu_workers)]
+        rest = tuple(ordered[num_gpu_workers + num_cpu_workers :]) or tuple(ordered)
+        return CoreMap(
+            rest, rest, tuple(workers[:num_gpu_workers]), tuple(workers[num_gpu_workers:])
+        )
     tail = 2 if n >= _MANY else 1
     server, engine, compute = ordered[-1], ordered[-tail], ordered[:-tail]
-    num_gpu = 1 if device != "cpu" else len(compute) // 2
-    gpu_worker, compute = compute[len(compute) - num_gpu :], compute[: len(compute) - num_gpu]
+    num_gpu = num_gpu_workers if device != "cpu" else len(compute) // 2
+    num_gpu = min(num_gpu, len(compute) - 1)
+    gpu, compute = compute[len(compute) - num_gpu :], compute[: len(compute) - num_gpu]
     return CoreMap(
-        (server,), (engine,), tuple(gpu_worker), _ranks(by_node, compute, num_cpu_workers)
+        (server,),
+        (engine,),
+        _ranks([gpu], gpu, num_gpu_workers),
+        _ranks(by_node, compute, num_cpu_workers),
     )
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from dualpace.runtime.channel import ring
 from dualpace.runtime.shared_memory import SharedRegion
 
+_PAGE = 4096
+
 
 class AssistState(IntEnum):
     IDLE = 0
@@ -43,10 +45,14 @@ class AssistLayout:
     hidden: int  # H: residual and result rows
     attention_width: int  # q_heads * head_dim: attention rows
     itemsize: int
+    attention_parts: int = 1  # CPU ranks: each writes the columns of its own heads
 
     def offsets(self) -> dict[str, tuple[int, int]]:
-        """Name -> (offset, bytes); every part starts on its own cache line."""
+        """Name -> (offset, bytes); every part starts on its own cache line, each rank's attention
+        (`attention_0` ...) on a page of its own.
+        """
         rows = self.max_rows
+        width = self.attention_width // self.attention_parts
         sizes = {
             "control": 8 * 8,
             "epoch": 8,
@@ -57,20 +63,23 @@ class AssistLayout:
             "uniform": 4 * rows,
             "tokens": 4 * rows,
             "residual": rows * self.hidden * self.itemsize,
-            "attention": rows * self.attention_width * self.itemsize,
             "result": rows * self.hidden * self.itemsize,
         }
+        for rank in range(self.attention_parts):
+            sizes[f"attention_{rank}"] = rows * width * self.itemsize
         at = 0
         offsets = {}
         for name, nbytes in sizes.items():
+            unit = _PAGE if name.startswith("attention") else 64
+            at = -(-at // unit) * unit
             offsets[name] = (at, nbytes)
-            at += -(-nbytes // 64) * 64
+            at += nbytes
         return offsets
 
     @property
     def nbytes(self) -> int:
         offset, nbytes = list(self.offsets().values())[-1]
-        return -(-(offset + nbytes) // 4096) * 4096
+        return -(-(offset + nbytes) // _PAGE) * _PAGE
 
 
 class AssistBuffer:

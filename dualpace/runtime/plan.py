@@ -57,21 +57,32 @@ class GpuPlan:
     """The accelerator worker; `device` cpu is the torch stand-in."""
 
     device: str  # cpu | cuda
-    threads: int
-    cores: tuple[int, ...]
+    threads: int  # of one rank
+    rank_cores: tuple[tuple[int, ...], ...]
     token_limit: int  # soft
     max_batched_tokens: int  # hard
     max_batch_size: int
     tp: int
 
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Of all ranks, each once."""
+        return _together(self.rank_cores)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPlan:
-    threads: int
-    cores: tuple[int, ...]
+    threads: int  # of one rank
+    rank_cores: tuple[tuple[int, ...], ...]  # each within one NUMA node where known
     max_batch_size: int
     max_waiting: int  # Prefill-to-CPU is admitted only while fewer requests wait
     tp: int
+    all_reduce: str  # shared_memory | gloo
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Of all ranks, each once."""
+        return _together(self.rank_cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +173,10 @@ class Plan:
             )
             lines.append(f"{group}: {shown}")
         return lines
+
+
+def _together(ranks: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(core for cores in ranks for core in cores))
 
 
 def _build(kind: Any, value: Any) -> Any:

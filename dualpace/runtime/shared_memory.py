@@ -12,8 +12,8 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dualpace.errors import ConfigError
@@ -50,19 +50,23 @@ class SharedRegion:
         nbytes: int,
         available: Callable[[], int] = available_bytes,
         huge: bool = False,
+        near: Sequence[Sequence[int]] = (),
     ) -> "SharedRegion":
-        """Reserves every page now, in huge pages if they are wanted and quickly to be had. Raises
-        ConfigError where there is not that much memory.
+        """Reserves every page now, in huge pages if they are wanted and quickly to be had. Each of
+        several equal parts is taken on its own cores of `near`, which puts it on their NUMA node.
+        Raises ConfigError where there is not that much memory.
         """
         assert nbytes > 0
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
         region = cls(fd, nbytes)
         # Piece by piece: one large reservation ends in the hands of the out-of-memory killer.
-        for start in range(0, nbytes, _STEP_BYTES):
+        for start, end, cores in _steps(nbytes, near):
             enough = _has_headroom(available)
-            huge = huge and enough and _in_huge_pages(region.view, start)
-            if not (enough and _reserve(fd, start, nbytes)):
+            with _running_on(cores):
+                huge = huge and enough and _in_huge_pages(region.view, start, end)
+                taken = enough and _reserve(fd, start, end)
+            if not taken:
                 region.close()
                 raise ConfigError(
                     f"{name} needs {nbytes / 2**30:.2f} GiB of memory and only "
@@ -98,11 +102,34 @@ def _mapped(fd: int, nbytes: int) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def _in_huge_pages(view: memoryview, start: int) -> bool:
+def _steps(nbytes: int, near: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, Sequence[int]]]:
+    """(start, end, cores to be on) of pieces that lie in one part each."""
+    parts = near if len(near) > 1 else [()]
+    for number, cores in enumerate(parts):
+        first, last = (nbytes * n // len(parts) for n in (number, number + 1))
+        for start in range(first, last, _STEP_BYTES):
+            yield start, min(start + _STEP_BYTES, last), cores
+
+
+@contextmanager
+def _running_on(cores: Sequence[int]) -> Iterator[None]:
+    """Pages are taken from the node that this thread is on."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _in_huge_pages(view: memoryview, start: int, end: int) -> bool:
     """Allocates the whole huge pages of one step; whether it is worth going on."""
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    count = min(_STEP_BYTES, len(view) - start) // _HUGE_PAGE * _HUGE_PAGE
+    count = (end - start) // _HUGE_PAGE * _HUGE_PAGE
     if not count:
         return False
     began_s = time.monotonic()
@@ -122,10 +149,10 @@ def _has_headroom(available: Callable[[], int]) -> bool:
     return True
 
 
-def _reserve(fd: int, start: int, nbytes: int) -> bool:
+def _reserve(fd: int, start: int, end: int) -> bool:
     """Allocates the pages of one step; False where the kernel has none."""
     try:
-        os.posix_fallocate(fd, start, min(_STEP_BYTES, nbytes - start))
+        os.posix_fallocate(fd, start, end - start)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
             raise

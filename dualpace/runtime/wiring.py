@@ -9,7 +9,9 @@ from dualpace.runtime.plan import Plan
 _ROW_BYTES = 64  # all per-row fields of a batch together
 _FIXED_BYTES = 4096  # headers and array lengths
 _SLOTS_UP = 256  # phases, transfers and assists between two looks of the engine
+_LARGE_PAGE = 2 << 20
 MAX_STEPS_IN_FLIGHT = 2
+COLLECTIVE_SLOT_BYTES = 2 << 20  # what one rank gives to a sum at once; more goes in pieces
 
 
 def itemsize(plan: Plan) -> int:
@@ -26,16 +28,15 @@ def channel_size(plan: Plan, role: str) -> ChannelSize:
     """Bounds every message by what the pools and limits can hold: the block tables of a batch name
     no block twice, but a migration names its source and its target."""
     blocks = 4 * (plan.kv.gpu_blocks + plan.kv.host_blocks)
-    if role == "gpu":
-        rows = max_gpu_rows(plan) + (plan.cpu.max_batch_size if plan.policy.lockstep else 0)
+    if role == "gpu" or plan.policy.lockstep:  # both get the batches that hold host rows
+        rows = max_gpu_rows(plan) + plan.cpu.max_batch_size
         migrations = plan.kv.gpu_blocks + plan.kv.host_blocks  # each moves at least a block
         down = 3 * blocks + (rows + migrations) * _ROW_BYTES + 4 * plan.gpu.max_batched_tokens
     else:
         rows = plan.cpu.max_batch_size
         down = blocks + rows * _ROW_BYTES
     up = max(64 * 1024, 16 * rows)
-    batches = MAX_STEPS_IN_FLIGHT * (2 if plan.policy.lockstep else 1)  # host rows come first
-    return ChannelSize(batches + 1, down + _FIXED_BYTES, _SLOTS_UP, up + _FIXED_BYTES)
+    return ChannelSize(MAX_STEPS_IN_FLIGHT + 1, down + _FIXED_BYTES, _SLOTS_UP, up + _FIXED_BYTES)
 
 
 def assist_layout(plan: Plan) -> AssistLayout:
@@ -45,6 +46,7 @@ def assist_layout(plan: Plan) -> AssistLayout:
         hidden=model.hidden,
         attention_width=model.num_q_heads * model.head_dim,
         itemsize=itemsize(plan),
+        attention_parts=plan.cpu.tp,
     )
 
 
@@ -58,11 +60,32 @@ def lockstep_layout(plan: Plan) -> LockstepLayout:
     )
 
 
-def kv_layout(plan: Plan) -> KvLayout:
+def kv_layout(plan: Plan, tp: int = 1) -> KvLayout:
+    """Of one rank of `tp`."""
     model = plan.model
     return KvLayout(
         num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
+        num_kv_heads=model.num_kv_heads // tp,
         head_dim=model.head_dim,
         itemsize=itemsize(plan),
     )
+
+
+def host_shard_bytes(plan: Plan) -> int:
+    """Of each CPU rank's part of the host pool; several begin on pages of their own."""
+    nbytes = kv_layout(plan, plan.cpu.tp).host_bytes(plan.kv.host_blocks)
+    return nbytes if plan.cpu.tp == 1 else -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE
+
+
+def host_pool_bytes(plan: Plan) -> int:
+    """The shards of all CPU ranks, one after another."""
+    return plan.cpu.tp * host_shard_bytes(plan)
+
+
+def collective_bytes(size: int) -> int:
+    """Room for `size` ranks that add and gather over shared memory."""
+    return size * (2 * COLLECTIVE_SLOT_BYTES + 4096)
+
+
+def ranks_of(plan: Plan, role: str) -> int:
+    return plan.gpu.tp if role == "gpu" else plan.cpu.tp

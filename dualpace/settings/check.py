@@ -1,6 +1,7 @@
 """Refuses settings that could never work on any machine; what depends on the machine is refused by
 `resolve`."""
 
+from dualpace.cpu.config import ALL_REDUCES
 from dualpace.errors import ConfigError
 from dualpace.graphs.config import BACKENDS, DTYPES, STARTS
 from dualpace.runtime.config import (
@@ -18,6 +19,7 @@ def check(config: SystemConfig) -> None:
     """Raises ConfigError for values that no machine could serve."""
     _one_of("model.dtype", config.model.dtype, DTYPES)
     _one_of("gpu.device", config.gpu.device, DEVICES)
+    _one_of("cpu.all_reduce", config.cpu.all_reduce, ALL_REDUCES)
     _one_of("assist.mode", config.assist.mode, ASSIST_MODES)
     _one_of("kv.output_estimate", config.kv.output_estimate, OUTPUT_ESTIMATES)
     _one_of("compile.backend", config.compile.backend, BACKENDS)

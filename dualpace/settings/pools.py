@@ -33,7 +33,8 @@ def pool_blocks(
     gpu_memory = host_memory
     gpu_auto = STAND_IN_GPU_BLOCKS * block_bytes
     if on_gpu:
-        gpu_memory = int(hardware.gpus[0].memory_bytes * GPU_USE) - weights - GPU_WORKSPACE_BYTES
+        one = min(gpu.memory_bytes for gpu in hardware.gpus[: config.gpu.tp])
+        gpu_memory = config.gpu.tp * (int(one * GPU_USE) - GPU_WORKSPACE_BYTES) - weights
         gpu_auto = gpu_memory
     gpu = _blocks("gpu", kv.gpu_blocks, kv.gpu_gib, gpu_auto, gpu_memory, block_bytes)
     if gpu < 1:

@@ -5,6 +5,7 @@ Raises ConfigError for what this machine cannot serve. Knows nothing about sched
 
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dualpace.cpu.topology import CoreMap, core_map
 from dualpace.errors import ConfigError
 from dualpace.graphs.buckets import stage_buckets
 from dualpace.graphs.config import BF16_BACKENDS, CompileConfig
+from dualpace.graphs.shard import Shard
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.spec import ModelSpec
 from dualpace.runtime.config import (
@@ -50,19 +52,19 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     check(config)
     hardware = _claimed(config, hardware or probe())
     device = _device(config.gpu, hardware)
-    _refuse_tensor_parallel(config)
     _refuse_lockstep(config.policy, device)
     dtype = _dtype(config.model.dtype, device, hardware)
     source = resolve_source(config.model.source)
     spec = source.spec
+    _check_ranks(config, device, spec, hardware)
     node_of = dict(zip(hardware.cores, hardware.numa_nodes, strict=True))
-    cores = core_map(hardware.cores, device, node_of, config.cpu.tp)
+    cores = core_map(hardware.cores, device, node_of, config.cpu.tp, config.gpu.tp)
     here = fingerprint(
         device=device,
         dtype=dtype,
         threads=(
-            _threads("gpu.threads", config.gpu.threads, cores.gpu_worker),
-            _threads("cpu.threads", config.cpu.threads, cores.cpu_worker),
+            _threads("gpu.threads", config.gpu.threads, cores.gpu_workers),
+            _threads("cpu.threads", config.cpu.threads, cores.cpu_workers),
         ),
         tp=(config.gpu.tp, config.cpu.tp),
         spec=spec,
@@ -157,10 +159,24 @@ def _refuse_lockstep(policy: PolicyConfig, device: str) -> None:
         )
 
 
-def _refuse_tensor_parallel(config: SystemConfig) -> None:
+def _check_ranks(config: SystemConfig, device: str, spec: ModelSpec, hardware: Hardware) -> None:
+    """Whether model and machine can be divided among as many ranks."""
+    gpus, cores = len(hardware.gpus), len(hardware.cores)
     for key, tp in (("gpu.tp", config.gpu.tp), ("cpu.tp", config.cpu.tp)):
-        if tp > 1:
-            raise ConfigError(f"{key}={tp} and only 1 rank is supported so far: set {key}=1.")
+        Shard(0, tp).check(spec, key)
+        if tp > 1 and config.policy.lockstep:
+            raise ConfigError(
+                f"{key}={tp} and policy={config.policy.name} runs with one rank a side: set "
+                f"{key}=1, or policy=dualpace."
+            )
+        if key == "gpu.tp" and device == "cuda" and tp > gpus:
+            raise ConfigError(
+                f"{key}={tp} and this machine shows {gpus} GPU{'s' * (gpus > 1)}: set {key}={gpus}."
+            )
+        if tp > cores:
+            raise ConfigError(
+                f"{key}={tp} and only {cores} cores may be used here, one a rank: lower {key}."
+            )
 
 
 def _dtype(dtype: str, device: str, hardware: Hardware) -> str:
@@ -235,8 +251,8 @@ def _gpu(
 ) -> GpuPlan:
     return GpuPlan(
         device=device,
-        threads=_threads("gpu.threads", config.threads, cores.gpu_worker),
-        cores=cores.gpu_worker,
+        threads=_threads("gpu.threads", config.threads, cores.gpu_workers),
+        rank_cores=cores.gpu_workers,
         token_limit=token_limit,
         max_batched_tokens=hard_limit,
         max_batch_size=config.max_batch_size,
@@ -246,21 +262,28 @@ def _gpu(
 
 def _cpu(config: CpuConfig, max_rows: int, cores: CoreMap) -> CpuPlan:
     return CpuPlan(
-        threads=_threads("cpu.threads", config.threads, cores.cpu_worker),
-        cores=cores.cpu_worker,
+        threads=_threads("cpu.threads", config.threads, cores.cpu_workers),
+        rank_cores=cores.cpu_workers,
         max_batch_size=max_rows,
         max_waiting=config.max_waiting or max_rows,
         tp=config.tp,
+        all_reduce=_all_reduce(config.all_reduce),
     )
 
 
-def _threads(key: str, wanted: int | None, cores: tuple[int, ...]) -> int:
-    if wanted is not None and wanted > len(cores):
+def _threads(key: str, wanted: int | None, ranks: Sequence[tuple[int, ...]]) -> int:
+    """Of one rank; all have as many."""
+    cores = min(map(len, ranks))
+    if wanted is not None and wanted > cores:
         raise ConfigError(
-            f"{key}={wanted} is more than the {len(cores)} cores of that worker: lower it or leave "
+            f"{key}={wanted} is more than the {cores} cores of that worker: lower it or leave "
             f"it out."
         )
-    return wanted or len(cores)
+    return wanted or cores
+
+
+def _all_reduce(wanted: str) -> str:
+    return "shared_memory" if wanted == "auto" else wanted
 
 
 def _assist(config: AssistConfig, largest_batch: int) -> AssistPlan:

@@ -1,16 +1,25 @@
-"""The two workers, the memory they share, and what the death of one means for it."""
+"""Both sides' workers, the memory they share, and what the death of one means for it."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel, ring
-from dualpace.runtime.engine.worker_handle import WorkerHandle
+from dualpace.runtime.engine.group import WorkerGroup
+from dualpace.runtime.order import Order
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wire import Message
-from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout, lockstep_layout
+from dualpace.runtime.wiring import (
+    assist_layout,
+    channel_size,
+    collective_bytes,
+    host_pool_bytes,
+    lockstep_layout,
+    ranks_of,
+)
 
 
 class WorkerPair:
@@ -25,43 +34,42 @@ class WorkerPair:
         self._on_death = on_death
         started_s = time.monotonic()
         self._host_pool = SharedRegion.create(
-            "host KV pool", kv_layout(plan).host_bytes(plan.kv.host_blocks), huge=True
+            "host KV pool", host_pool_bytes(plan), huge=True, near=plan.cpu.rank_cores
         )
         self.pool_seconds = time.monotonic() - started_s
         layout = assist_layout(plan)
         self._assist_region = SharedRegion.create("assist buffer", layout.nbytes)
         self._assist = AssistBuffer(self._assist_region, layout)
-        lockstep = (
-            SharedRegion.create("lockstep buffer", lockstep_layout(plan).nbytes)
-            if plan.policy.lockstep
-            else None
-        )
+        fds = {"assist": self._assist_region.fd, "host_pool": self._host_pool.fd}
+        if plan.policy.lockstep:
+            region = SharedRegion.create("lockstep buffer", lockstep_layout(plan).nbytes)
+            self._lockstep = region  # for as long as workers are started
+            fds["lockstep"] = region.fd
         channels = {
-            role: Channel.create(f"{role} channel", channel_size(plan, role))
+            role: [
+                Channel.create(f"{role} channel", channel_size(plan, role))
+                for _ in range(ranks_of(plan, role))
+            ]
             for role in ("gpu", "cpu")
         }
         module, plan_json = plan.runtime.worker_module, plan.to_json()
 
-        def handle(role: str, other: str) -> WorkerHandle:
-            fds = {
-                "other_doorbell": channels[other].bell_down,
-                "assist": self._assist_region.fd,
-                "host_pool": self._host_pool.fd,
-            }
-            if lockstep is not None:
-                fds["lockstep"] = lockstep.fd
-            return WorkerHandle(
+        def group(role: str, other: str) -> WorkerGroup:
+            common = RanksMemory(channels[role])
+            bell = channels[other][0].bell_down
+            return WorkerGroup(
                 role,
                 module,
                 plan_json,
                 channels[role],
-                fds,
+                {**fds, **common.fds, "other_doorbell": bell},
+                common.reset,
                 lambda message: on_message(role, message),
                 lambda: self._died(role),
             )
 
-        self.gpu = handle("gpu", "cpu")
-        self.cpu = handle("cpu", "gpu")
+        self.gpu = group("gpu", "cpu")
+        self.cpu = group("cpu", "gpu")
 
     def start(self) -> None:
         self.gpu.start()
@@ -93,6 +101,31 @@ class WorkerPair:
         """Voids the assist in flight, wakes the survivor, and starts a successor."""
         dead, survivor = (self.gpu, self.cpu) if role == "gpu" else (self.cpu, self.gpu)
         self._assist.raise_epoch()
-        ring(survivor.channel.bell_down)
+        ring(survivor.doorbell)
         self._on_death(role)
         dead.start()
+
+
+class RanksMemory:
+    """What the ranks of one group share among themselves; nothing where there is but one."""
+
+    def __init__(self, channels: list[Channel]) -> None:
+        self.fds: dict[str, int] = {}
+        self._regions: list[SharedRegion] = []
+        if len(channels) == 1:
+            return
+        size = len(channels)
+        collective = SharedRegion.create("memory of collectives", collective_bytes(size))
+        order = SharedRegion.create("order of a group", Order.nbytes(size))
+        self._regions = [collective, order]
+        self._meeting = os.memfd_create("meeting of a group", os.MFD_CLOEXEC)
+        self.fds = {"collective": collective.fd, "order": order.fd, "meeting": self._meeting}
+        for rank, channel in enumerate(channels):
+            self.fds[f"bell_{rank}"] = channel.bell_down
+
+    def reset(self) -> None:
+        """As new; no rank is running."""
+        for region in self._regions:
+            region.view[:] = bytes(region.nbytes)
+        if self._regions:
+            os.ftruncate(self._meeting, 0)

@@ -77,6 +77,7 @@ class EngineStats:
                     "phase": handle.phase,
                     "restarts": handle.restarts,
                     "pid": handle.pid if handle.ready else None,
+                    "pids": handle.pids,
                 }
                 for handle in (workers.gpu, workers.cpu)
             },

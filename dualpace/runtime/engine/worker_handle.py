@@ -1,7 +1,7 @@
-"""The engine's side of one worker process: start, watch, restart, send, receive.
+"""The engine's side of one worker process: start, watch, send, receive.
 
-Knows nothing about requests or rounds. A worker's memory and bells outlive it and go to its
-successor.
+Knows nothing about requests or rounds, nor what is to happen when a process has died (`group`). A
+worker's memory and bells outlive it and go to its successor.
 """
 
 import asyncio
@@ -19,29 +19,33 @@ from dualpace.runtime.wire import Message
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS_IN_A_ROW = 3  # without a result between them; more means that a restart does not help
 CLOSE_TIMEOUT_S = 5.0
 
 
 class WorkerHandle:
-    """One worker, its channel, and whether it can take a batch now (`ready`)."""
+    """One rank's process, its channel, and whether it can take a batch now (`ready`)."""
 
     def __init__(
         self,
         role: str,
+        rank: int,
         module: str,
         plan_json: str,
         channel: Channel,
         shared_fds: Mapping[str, int],
-        on_message: Callable[[Message], None],
-        on_death: Callable[[], None],
+        on_status: Callable[["WorkerHandle", Message], None],
+        on_result: Callable[[Message], None],
+        on_death: Callable[["WorkerHandle", int], None],
     ) -> None:
-        self.role = role
+        """`on_status` gets Phase, Ready and Failed, `on_result` everything else; `on_death` the
+        exit status."""
+        self.name = f"{role} worker" if rank == 0 else f"{role} worker {rank}"
+        self.rank = rank
         self.channel = channel
         self.ready = False
-        self.phase = "not started"
+        self.has_worked = False  # a result came since the last start
         self.info: dict[str, object] = {}
-        self.restarts = 0
+        self._role = role
         self._module = module
         self._plan_json = plan_json
         self._fds = {
@@ -50,10 +54,9 @@ class WorkerHandle:
             "bell_up": channel.bell_up,
             **shared_fds,
         }
-        self._on_message = on_message
+        self._on_status = on_status
+        self._on_result = on_result
         self._on_death = on_death
-        self._deaths_in_a_row = 0
-        self._failed = False  # it said that it cannot go on; a restart would not help
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._lifeline: socket.socket | None = None
@@ -64,7 +67,9 @@ class WorkerHandle:
         """Starts a process on the (reset) channel. Call from the main thread."""
         self.channel.down.reset()
         self.channel.up.reset()
-        arguments = ["--role", self.role, "--fds", json.dumps(self._fds)]
+        self.has_worked = False
+        where = ["--role", self._role, "--rank", str(self.rank)]
+        arguments = [*where, "--fds", json.dumps(self._fds)]
         self._process, self._lifeline = start_process(
             self._module, arguments, list(self._fds.values()), {}
         )
@@ -79,23 +84,13 @@ class WorkerHandle:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def _died(self) -> None:
         self._receive()  # what it still said counts
-        process = self._forget_process()
-        if self._failed:
-            return
-        self.phase = "restarting"
-        self._deaths_in_a_row += 1
-        self.restarts += 1
-        log.error("%s worker ended with status %s", self.role, process.returncode)
-        if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
-            reason = (
-                f"the {self.role} worker died {self._deaths_in_a_row} times in a row, last with "
-                f"status {process.returncode}; its messages above say why"
-            )
-            self._on_message(Failed(reason, 0))
-            return
-        self._on_death()
+        self._on_death(self, self._forget_process().returncode)
 
     def _forget_process(self) -> "subprocess.Popen[bytes]":
         assert self._process is not None and self._lifeline is not None
@@ -122,7 +117,7 @@ class WorkerHandle:
         assert self._lifeline is not None
         self._lifeline.shutdown(socket.SHUT_RDWR)
         if self.ready and not await self._ends_within(CLOSE_TIMEOUT_S):
-            log.warning("%s worker does not end by itself; killed", self.role)
+            log.warning("%s does not end by itself; killed", self.name)
         self._process.kill()
         self._forget_process()
 
@@ -137,22 +132,16 @@ class WorkerHandle:
 
     # ---- messages
 
-    def send(self, message: Message) -> None:
-        assert self.ready, f"{self.role} worker is not ready"
-        self.channel.send_down(message)
-
     def _receive(self) -> None:
         silence(self.channel.bell_up)
         for message in self.channel.up.take():
             match message:
-                case Phase():
-                    self.phase = message.text
+                case Phase() | Failed():
+                    self._on_status(self, message)
                 case Ready():
                     self.ready = True
-                    self.phase = "ready"
                     self.info = json.loads(message.info)
-                case Failed():
-                    self._failed = True
+                    self._on_status(self, message)
                 case _:
-                    self._deaths_in_a_row = 0
-            self._on_message(message)
+                    self.has_worked = True
+                    self._on_result(message)

@@ -1,4 +1,4 @@
-"""Where the parts of two divisions of the same heads meet: tensor-parallel ranks of one tier against
+"""Where the parts of two divisions of the same heads meet: tensor-parallel ranks of one tier and
 those of the other, which may be more or fewer. Pure arithmetic.
 """
 

@@ -10,9 +10,11 @@ from dualpace.runtime.worker.rows import SamplingArrays
 
 
 class Activations:
-    """`residual` and `result` [max_rows, H], `attention` [max_rows, N * D]: shared memory."""
+    """`residual` and `result` [max_rows, H], `attention_parts` [max_rows, N * D], the columns of
+    one CPU rank each, and `attention`, that of `rank`: shared memory.
+    """
 
-    def __init__(self, buffer: AssistBuffer, dtype: torch.dtype) -> None:
+    def __init__(self, buffer: AssistBuffer, dtype: torch.dtype, rank: int = 0) -> None:
         self._buffer = buffer
         rows = buffer.layout.max_rows
 
@@ -20,7 +22,9 @@ class Activations:
             return torch.frombuffer(buffer.bytes_of(name), dtype=dtype).view(rows, -1)
 
         self.residual = view("residual")
-        self.attention = view("attention")
+        parts = range(buffer.layout.attention_parts)
+        self.attention_parts = [view(f"attention_{part}") for part in parts]
+        self.attention = self.attention_parts[rank]
         self.result = view("result")
 
     def sampling(self, num_rows: int) -> SamplingArrays:

@@ -7,21 +7,35 @@ import json
 import select
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel, silence
 from dualpace.runtime.lockstep import LockstepBuffer
+from dualpace.runtime.messages import AssistDone, StepDone, StepDropped
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wire import Message
-from dualpace.runtime.wiring import assist_layout, channel_size, lockstep_layout
+from dualpace.runtime.wiring import assist_layout, channel_size, lockstep_layout, ranks_of
 
 _FULL_MAILBOX_PAUSE_MS = 1.0
 
 
 class LifelineClosedError(Exception):
     """The engine is gone or wants this worker to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks of this worker's group, itself included, and the memory that they share."""
+
+    rank: int
+    size: int
+    collective: memoryview
+    order: memoryview
+    meeting: int  # descriptor of an empty file, for process groups
+    bells: Sequence[int]  # by rank
 
 
 class Link:
@@ -37,8 +51,11 @@ class Link:
         host_pool: memoryview,
         other_doorbell: int,
         lockstep: LockstepBuffer | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.lockstep = lockstep
+        self.peers = peers  # None: a group of one
+        self.rank = 0 if peers is None else peers.rank
         self.assist = assist
         self.host_pool = host_pool
         self.doorbell = channel.bell_down
@@ -51,7 +68,9 @@ class Link:
         self._poll.register(lifeline.fileno(), select.POLLIN)
 
     @classmethod
-    def attach(cls, plan: Plan, role: str, fds_json: str, lifeline: socket.socket) -> "Link":
+    def attach(
+        cls, plan: Plan, role: str, rank: int, fds_json: str, lifeline: socket.socket
+    ) -> "Link":
         """From the descriptors that the engine passed by number."""
         fds: dict[str, int] = json.loads(fds_json)
         channel = Channel(
@@ -66,7 +85,10 @@ class Link:
         if "lockstep" in fds:
             region = SharedRegion.attach(fds["lockstep"])
             lockstep = LockstepBuffer(region, lockstep_layout(plan))
-        return cls(channel, lifeline, assist, host_pool, fds["other_doorbell"], lockstep)
+        kind = cls if rank == 0 else FollowerLink
+        peers = _peers(rank, ranks_of(plan, role), fds)
+        bell = fds["other_doorbell"]
+        return kind(channel, lifeline, assist, host_pool, bell, lockstep, peers)
 
     def wait(self, block: bool) -> None:
         """Returns when the doorbell has been rung (at once unless `block`) and silences it.
@@ -86,6 +108,11 @@ class Link:
         if any(fd == self._lifeline.fileno() for fd, _ in self._poll.poll(0)):
             raise LifelineClosedError
 
+    def is_alive(self) -> bool:
+        """Whether waiting for something else still makes sense. Raises LifelineClosedError."""
+        self.check_lifeline()
+        return True
+
     def receive(self) -> Iterator[Message]:
         return self._channel.down.take()
 
@@ -97,3 +124,24 @@ class Link:
     def _flush(self) -> None:
         while self._outbox and self._channel.up.has_room():
             self._channel.send_up(self._outbox.popleft())
+
+
+class FollowerLink(Link):
+    """Of a rank that the first one speaks for: the engine hears only what concerns this process."""
+
+    def send(self, message: Message) -> None:
+        if not isinstance(message, StepDone | StepDropped | AssistDone):
+            super().send(message)
+
+
+def _peers(rank: int, size: int, fds: dict[str, int]) -> Peers | None:
+    if size == 1:
+        return None
+    return Peers(
+        rank=rank,
+        size=size,
+        collective=SharedRegion.attach(fds["collective"]).view,
+        order=SharedRegion.attach(fds["order"]).view,
+        meeting=fds["meeting"],
+        bells=[fds[f"bell_{peer}"] for peer in range(size)],
+    )

@@ -42,6 +42,7 @@ def main(
     parser.add_argument("--lifeline", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--role", choices=("gpu", "cpu"), required=True)
+    parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--fds", required=True)
     options = parser.parse_args(arguments)
     become_child(options.parent, ignore_signals=True)
@@ -52,9 +53,9 @@ def main(
         return  # the engine changed its mind
     assert isinstance(hello, Hello)
     plan = Plan.from_json(hello.plan)
-    link = Link.attach(plan, options.role, options.fds, lifeline)
+    link = Link.attach(plan, options.role, options.rank, options.fds, lifeline)
     try:
-        settle(plan, options.role)
+        settle(plan, options.role, options.rank)
         _serve(plan, options.role, link, copy_engine)
     except LifelineClosedError:
         return
@@ -66,11 +67,11 @@ def main(
     sys.exit(1)
 
 
-def settle(plan: Plan, role: str) -> None:
+def settle(plan: Plan, role: str, rank: int = 0) -> None:
     """Cores and thread counts of this process. Before any import of torch or Numba."""
     part = plan.gpu if role == "gpu" else plan.cpu
-    if part.cores:
-        os.sched_setaffinity(0, part.cores)
+    if part.rank_cores:
+        os.sched_setaffinity(0, part.rank_cores[rank])
     os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(part.threads)))
     os.environ["NUMBA_THREADING_LAYER"] = "omp"  # torch's own pool; a second one would fight it
     os.environ["NUMBA_CACHE_DIR"] = str(Path(plan.compile.cache_dir) / "numba")

@@ -120,8 +120,8 @@ def test_a_user_gets_a_sentence_and_a_defect_leaves_a_trace(start, tmp_path, cap
 def _on_core(plan, core):
     return replace(
         plan,
-        gpu=replace(plan.gpu, cores=(core,), threads=1),
-        cpu=replace(plan.cpu, cores=(core,), threads=1),
+        gpu=replace(plan.gpu, rank_cores=((core,),), threads=1),
+        cpu=replace(plan.cpu, rank_cores=((core,),), threads=1),
     )
 
 
