@@ -2,7 +2,9 @@
 
 The maths of stages.py with other seams: a layer ends with the next layer's norm, so that a
 residual sum, a split product's reduction and the norm are one kernel. `Rows` are the buffers of
-one batch; a Dense Assist has its own. Knows nothing about how KV is attended to.
+one batch; a Dense Assist has its own. On one rank of several, products are its parts, and sums over
+ranks stand between them, on the same stream and in the same graphs. Knows nothing about how KV is
+attended to.
 
 Shape suffixes: M rows, H hidden, N and K query and key heads, D head size, V vocabulary, S splits.
 """
@@ -14,9 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dualpace.graphs.collective import Alone, Collective
 from dualpace.graphs.gpu import fused, sampling, skinny
 from dualpace.graphs.gpu.linear import Choices, Workspace
 from dualpace.graphs.sampling import SamplingRows
+from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.weights import Weights
 
@@ -71,9 +75,18 @@ class Forward:
         max_rows: int,
         choices: Choices | None = None,
         max_partial: int | None = None,
+        shard: Shard = WHOLE,
+        collective: Collective | None = None,
     ) -> None:
-        """`max_rows` bounds the rows of a batch; weights and the RoPE table are on the device."""
-        self.spec = spec
+        """`max_rows` bounds the rows of a batch; weights and the RoPE table are on the device. Of a
+        `shard` that is not the whole model, which `spec` describes, the weights are its part and
+        `collective` joins it to the others; the forward's own `spec` has the local sizes.
+        """
+        self.shard, self.collective = shard, collective or Alone()
+        assert (self.collective.rank, self.collective.size) == (shard.rank, shard.size)
+        self.vocab = spec.vocab  # of the whole model
+        self.spec = spec = shard.local(spec)
+        self._first_token = shard.rank * spec.vocab
         self.weights = weights
         self.choices = choices or Choices()
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
@@ -84,6 +97,11 @@ class Forward:
             spec.q_size + 2 * spec.kv_size + spec.hidden
         )
         self._work = Workspace(self.device, self.dtype, max_rows * widest, partial)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other ranks have the rest of the model."""
+        return self.shard.size > 1
 
     def norm_after(self, layer: int) -> Tensor:
         """The norm that follows a layer: the next layer's first, or the final one."""
@@ -96,7 +114,11 @@ class Forward:
         """Tokens -> x, h (fused.embed_norm)."""
         norm = self.weights.layers[0].attn_norm
         table, eps = self.weights.embed, self.spec.rms_eps
-        fused.embed_norm(token_ids, source, sampled, table, norm, rows.x, rows.h, eps)
+        first = self._first_token if self.is_part else None
+        fused.embed_norm(token_ids, source, sampled, table, norm, rows.x, rows.h, eps, first)
+        if self.is_part:
+            self.collective.all_reduce(rows.x)
+            self.normed(rows, norm)
 
     def pre_attention(
         self,
@@ -134,7 +156,7 @@ class Forward:
 
     def output(self, layer: int, rows: Rows) -> None:
         w = self.weights.layers[layer]
-        parts = self.multiply("o", rows.attn, w.o)
+        parts = self._of_ranks(self.multiply("o", rows.attn, w.o))
         fused.add_norm(parts, rows.x, w.mlp_norm, rows.h, self.spec.rms_eps)
 
     def gate_up(self, layer: int, rows: Rows) -> None:
@@ -146,7 +168,7 @@ class Forward:
             fused.silu_mul(self.multiply("gate_up", rows.h, weight)[0], rows.act)
 
     def down(self, layer: int, rows: Rows) -> None:
-        parts = self.multiply("down", rows.act, self.weights.layers[layer].down)
+        parts = self._of_ranks(self.multiply("down", rows.act, self.weights.layers[layer].down))
         fused.add_norm(parts, rows.x, self.norm_after(layer), rows.h, self.spec.rms_eps)
 
     def normed(self, rows: Rows, weight: Tensor) -> None:
@@ -155,15 +177,27 @@ class Forward:
 
     def greedy(self, h_BH: Tensor, tokens_B: Tensor) -> None:
         """The best token of each row of final-normed h, int32; ties go to the lower id."""
+        if self.is_part:
+            best_B2 = torch.empty(len(h_BH), 2, dtype=torch.int32, device=self.device)
+            self._best(h_BH, best_B2, self._first_token)
+            of_ranks = self.collective.all_gather(best_B2).view(len(h_BH), -1, 2)
+            sampling.best_rank(of_ranks, tokens_B, self.vocab)
+        else:
+            self._best(h_BH, tokens_B)
+
+    def _best(self, h_BH: Tensor, out: Tensor, first: int | None = None) -> None:
+        """The best of the tokens that are here, as sampling.best_tile leaves it."""
         how = self.choices.of("head", h_BH.shape[0])
-        if how is None:
-            sampling.argmax(self.logits(h_BH), tokens_B)
-            return
-        tiles = self.weights.head.shape[0] // how.columns
-        value = torch.empty(tiles, h_BH.shape[0], dtype=torch.float32, device=self.device)
-        index = torch.empty_like(value, dtype=torch.int32)
-        skinny.best_of_tiles(h_BH, self.weights.head, value, index, how)
-        sampling.best_tile(value, index, tokens_B)
+        if how is not None:
+            tiles = self.weights.head.shape[0] // how.columns
+            value = torch.empty(tiles, h_BH.shape[0], dtype=torch.float32, device=self.device)
+            index = torch.empty_like(value, dtype=torch.int32)
+            skinny.best_of_tiles(h_BH, self.weights.head, value, index, how)
+            sampling.best_tile(value, index, out, first)
+        elif first is None:
+            sampling.argmax(self._logits(h_BH), out)
+        else:
+            sampling.best_part(self._logits(h_BH), first, out)
 
     def sample(self, h_BH: Tensor, how: SamplingRows, tokens_B: Tensor) -> None:
         """One token a row by its sampling parameters; never waits for the device."""
@@ -171,6 +205,10 @@ class Forward:
 
     def logits(self, h_BH: Tensor) -> Tensor:
         """Final-normed h -> float32 [B, V], not rounded in between."""
+        here = self._logits(h_BH)
+        return self.collective.all_gather(here)[:, : self.vocab] if self.is_part else here
+
+    def _logits(self, h_BH: Tensor) -> Tensor:
         head = self.weights.head
         if h_BH.is_cuda and h_BH.dtype != torch.float32:
             out: Tensor = torch.mm(h_BH, head.t(), out_dtype=torch.float32)
@@ -190,3 +228,16 @@ class Forward:
             out = self._work.partial(how.split, rows, columns)
             skinny.partials(x_MK, w_NK, out, how)
         return out
+
+    def _of_ranks(self, parts_SMN: Tensor) -> Tensor:
+        """The parts of all ranks, to be added up: one part, rounded to the model's dtype, where
+        there are several ranks.
+        """
+        if not self.is_part:
+            return parts_SMN
+        if parts_SMN.dtype != self.dtype or len(parts_SMN) > 1:
+            summed = self._work.plain(1, *parts_SMN.shape[1:])
+            fused.add_up(parts_SMN, summed[0])
+            parts_SMN = summed
+        self.collective.all_reduce(parts_SMN[0])
+        return parts_SMN

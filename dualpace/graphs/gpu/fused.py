@@ -34,11 +34,13 @@ def embed_norm(
     x_MH: Tensor,
     h_MH: Tensor,
     eps: float,
+    first: int | None = None,
 ) -> None:
     """x = the embedding of each row's token, h = its norm.
 
     The token is `sampled[source]` where source >= 0 (one that a batch in flight samples), else
-    `token_ids`. source int32, token_ids int64, sampled int32.
+    `token_ids`. source int32, token_ids int64, sampled int32. `first` where the table is a rank's
+    part: the token of its first row. x is then 0 for tokens of other ranks, and h is left alone.
     """
     M, H = x_MH.shape
     _embed_norm[(M,)](
@@ -51,9 +53,21 @@ def embed_norm(
         h_MH,
         H,
         eps,
+        first or 0,
+        embed_VH.shape[0],
+        PART=first is not None,
         BLOCK=triton.next_power_of_2(H),
         num_warps=8,
         **launch_options(x_MH.device),
+    )
+
+
+def add_up(parts_SMH: Tensor, out_MH: Tensor) -> None:
+    """out = the sum of parts, rounded to out's dtype once. parts: float32."""
+    S, M, H = parts_SMH.shape
+    block = min(2048, triton.next_power_of_2(H))
+    _add_up[(M, triton.cdiv(H, block))](
+        parts_SMH, out_MH, M, H, SPLIT=S, BLOCK=block, num_warps=4, **launch_options(out_MH.device)
     )
 
 
@@ -151,7 +165,20 @@ def _normed(x, weight, H, eps, dtype: tl.constexpr):
 
 @triton.jit
 def _embed_norm(
-    ids, source, sampled, embed, weight, x, h, H, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
+    ids,
+    source,
+    sampled,
+    embed,
+    weight,
+    x,
+    h,
+    H,
+    eps,
+    first,
+    count,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = c < H
@@ -161,11 +188,29 @@ def _embed_norm(
         gdc_wait()
     origin = tl.load(source + row)
     late = tl.load(sampled + tl.maximum(origin, 0)).to(tl.int64)
-    token = tl.where(origin >= 0, late, tl.load(ids + row))
-    values = tl.load(embed + token * H + c, mask=inside, other=0.0)
+    token = tl.where(origin >= 0, late, tl.load(ids + row)) - first
+    width = H
+    if PART:
+        width = tl.where((token >= 0) & (token < count), H, 0)
+    values = tl.load(embed + token * H + c, mask=c < width, other=0.0)
     tl.store(x + row * H + c, values, mask=inside)
-    out = _normed(values.to(tl.float32), weights, H, eps, x.dtype.element_ty)
-    tl.store(h + row * H + c, out, mask=inside)
+    if not PART:
+        out = _normed(values.to(tl.float32), weights, H, eps, x.dtype.element_ty)
+        tl.store(h + row * H + c, out, mask=inside)
+
+
+@triton.jit
+def _add_up(parts, out, M, H, SPLIT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < H
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK,), tl.float32)
+    for s in tl.static_range(SPLIT):
+        total += tl.load(parts + (s * M + row) * H + c, mask=inside, other=0.0)
+    tl.store(out + row * H + c, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -4,7 +4,10 @@ The rules of graphs/sampling.py: temperature, then top-k and top-p by weight (to
 kept together), then inverse CDF of the row's own uniform number. The smallest kept weight is found
 by bisection over weights, not by a sort: whether a weight is kept is monotone in the weight.
 
-Shape suffixes: B rows, V vocabulary, T tiles.
+A rank that has a part of the vocabulary leaves each row's best token there as two int32, the bits
+of its logit and its id, and `best_rank` chooses among those of all ranks.
+
+Shape suffixes: B rows, V vocabulary, T tiles, R ranks.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, no-any-return"
@@ -26,19 +29,49 @@ _BLOCK = 8192  # one program reads a row alone: many loads in flight
 def argmax(logits_BV: Tensor, tokens_B: Tensor) -> None:
     """tokens = the best token of each row, the lower id on a tie. float32 [B, V] to int32 [B]."""
     B, V = logits_BV.shape
-    _argmax[(B,)](logits_BV, tokens_B, V, BLOCK=_block(V), num_warps=8)
+    _argmax[(B,)](logits_BV, tokens_B, V, 0, PART=False, BLOCK=_block(V), num_warps=8)
 
 
-def best_tile(value_TB: Tensor, index_TB: Tensor, tokens_B: Tensor) -> None:
-    """tokens = index at the largest value of each row (skinny.best_of_tiles)."""
+def best_part(logits_BV: Tensor, first: int, best_B2: Tensor) -> None:
+    """best = each row's largest logit and its token, of a part that begins with token `first`."""
+    B, V = logits_BV.shape
+    _argmax[(B,)](logits_BV, best_B2, V, first, PART=True, BLOCK=_block(V), num_warps=8)
+
+
+def best_tile(
+    value_TB: Tensor, index_TB: Tensor, tokens_B: Tensor, first: int | None = None
+) -> None:
+    """tokens = index at the largest value of each row (skinny.best_of_tiles); with `first`, the
+    token of index 0, tokens is [B, 2] as in `best_part`.
+    """
     T, B = value_TB.shape
     block = min(2048, triton.next_power_of_2(T))
     options = launch_options(tokens_B.device)
-    _best_tile[(B,)](value_TB, index_TB, tokens_B, T, B, BLOCK=block, num_warps=4, **options)
+    part = first is not None
+    _best_tile[(B,)](
+        value_TB,
+        index_TB,
+        tokens_B,
+        T,
+        B,
+        first or 0,
+        PART=part,
+        BLOCK=block,
+        num_warps=4,
+        **options,
+    )
+
+
+def best_rank(best_BR2: Tensor, tokens_B: Tensor, vocab: int) -> None:
+    """tokens = the best of all ranks' best tokens, the first rank's on a tie. Padding repeats the
+    row of token vocab - 1, and so may stand for it.
+    """
+    B, R, _ = best_BR2.shape
+    _best_rank[(B,)](best_BR2, tokens_B, vocab, R=R, num_warps=1)
 
 
 def sample(logits_BV: Tensor, rows: SamplingRows, tokens_B: Tensor) -> None:
-    """tokens = one token a row: float32 [B, V] to int32 [B]."""
+    """tokens = one token a row: float32 [B, V], rows of any stride, to int32 [B]."""
     B, V = logits_BV.shape
     _sample[(B,)](
         logits_BV,
@@ -48,6 +81,7 @@ def sample(logits_BV: Tensor, rows: SamplingRows, tokens_B: Tensor) -> None:
         rows.u,
         tokens_B,
         V,
+        logits_BV.stride(0),
         BLOCK=_block(V),
         num_warps=32,
     )
@@ -72,14 +106,39 @@ def _best(logits, V, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _argmax(logits, tokens, V, BLOCK: tl.constexpr):
+def _keep(out, row, value, token, PART: tl.constexpr):
+    """The token of a row, or its logit's bits and the token."""
+    if PART:
+        tl.store(out + 2 * row, value.to(tl.int32, bitcast=True))
+        tl.store(out + 2 * row + 1, token.to(tl.int32))
+    else:
+        tl.store(out + row, token.to(tl.int32))
+
+
+@triton.jit
+def _argmax(logits, out, V, first, PART: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    _, where = _best(logits + row * V, V, BLOCK)
-    tl.store(tokens + row, where.to(tl.int32))
+    value, where = _best(logits + row * V, V, BLOCK)
+    _keep(out, row, value, where + first, PART)
+
+
+@triton.jit
+def _best_rank(best, tokens, vocab, R: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    top = -float("inf")
+    token = vocab - 1
+    for rank in tl.static_range(R):
+        place = best + 2 * (row * R + rank)
+        value = tl.load(place).to(tl.float32, bitcast=True)
+        token = tl.where(value > top, tl.load(place + 1), token)
+        top = tl.maximum(top, value)
+    tl.store(tokens + row, tl.minimum(token, vocab - 1).to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["B"])
-def _best_tile(value, index, tokens, T, B, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _best_tile(
+    value, index, out, T, B, first, PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
@@ -92,7 +151,7 @@ def _best_tile(value, index, tokens, T, B, BLOCK: tl.constexpr, PDL: tl.constexp
         top, tile = tl.max(values, axis=0, return_indices=True)
         where = tl.where(top > best, start + tile, where)
         best = tl.maximum(best, top)
-    tl.store(tokens + row, tl.load(index + where * B + row))
+    _keep(out, row, best, tl.load(index + where * B + row) + first, PART)
 
 
 @triton.jit
@@ -160,9 +219,9 @@ def _draw(logits, V, best, temperature, least, u, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _sample(logits, temperature, top_k, top_p, u, tokens, V, BLOCK: tl.constexpr):
+def _sample(logits, temperature, top_k, top_p, u, tokens, V, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    logits += row * V
+    logits += row * stride
     best, token = _best(logits, V, BLOCK)
     heat = tl.load(temperature + row)
     if heat > 0.0:

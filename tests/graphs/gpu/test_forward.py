@@ -1,11 +1,15 @@
 """The fused forward computes what the stages do, product by product and cut by cut."""
 
+import dataclasses
+import threading
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 
 from dualpace.graphs import stages
+from dualpace.graphs.collective import Collective
 from dualpace.graphs.gpu import skinny
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.kv import make_pool
@@ -13,7 +17,10 @@ from dualpace.graphs.gpu.linear import PRODUCTS, Choices, candidates
 from dualpace.graphs.gpu.skinny import Skinny
 from dualpace.graphs.random_weights import random_weights
 from dualpace.graphs.rope import rope_table
+from dualpace.graphs.sampling import SamplingRows
+from dualpace.graphs.shard import Shard
 from dualpace.graphs.spec import ModelSpec
+from tests.graphs.ranks import in_threads
 
 SPEC = ModelSpec(
     architecture="Qwen3ForCausalLM",
@@ -170,3 +177,68 @@ def test_stages_of_the_reference_are_unchanged() -> None:
     h = stages.rms_norm(x, forward.weights.final_norm, SPEC.rms_eps)
     wanted = logits(x, forward.weights.final_norm, forward.weights.head)
     torch.testing.assert_close(forward.logits(h), wanted)
+
+
+class InTurns:
+    """A collective whose ranks compute one at a time: the interpreter is for one thread."""
+
+    def __init__(self, collective: Collective, lock: threading.Lock) -> None:
+        self.rank, self.size = collective.rank, collective.size
+        self._collective, self._lock = collective, lock
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return self._apart(self._collective.all_reduce, x)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self._apart(self._collective.all_gather, x)
+
+    def barrier(self) -> None:
+        self._collective.barrier()
+
+    def _apart(self, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        self._lock.release()
+        try:
+            return call(x)
+        finally:
+            self._lock.acquire()
+
+
+@pytest.mark.parametrize("cuts", ["library", "skinny"])
+def test_two_ranks_compute_what_one_does(cuts: str) -> None:
+    spec = dataclasses.replace(SPEC, vocab=90)  # a part of it is padding
+    cos, sin = rope_table(spec, spec.max_context)
+    ids, positions = torch.tensor([5, 89, 0]), torch.tensor([0, 7, 63])
+    source, sampled = torch.tensor([-1, -1, 0]).int(), torch.tensor([60]).int()
+    how = SamplingRows.of(*torch.tensor([[1.0] * 3, [0, 5, 0], [1, 1, 0.8], [0.2, 0.5, 0.9]]))
+    how = dataclasses.replace(how, top_k=how.top_k.int())
+    lock = threading.Lock()
+
+    def run(collective: Collective) -> dict[str, torch.Tensor]:
+        shard = Shard(collective.rank, collective.size)
+        with lock:
+            weights = random_weights(spec, torch.float32, 1, shard)
+            chosen = CUTS[cuts] | {"o": Skinny(32, 16, 2, 4, split=2)}
+            if shard.size == 1:
+                chosen["head"] = None  # 90 tokens are no whole number of tiles
+            choices = Choices({(product, ROWS): cut for product, cut in chosen.items()})
+            turns = InTurns(collective, lock)
+            forward = Forward(spec, weights, cos, sin, 8, choices, shard=shard, collective=turns)
+            rows = Rows.empty(forward.spec, ROWS, torch.float32, forward.device)
+            forward.embed(rows, ids, source, sampled)
+            found = {"embedding": rows.x.clone(), "norm": rows.h.clone()}
+            for layer in range(spec.num_layers):
+                forward.pre_attention(layer, rows, positions)
+                # In place of attention, which is each head's own: any function of the head.
+                rows.attn.copy_((rows.q + rows.k.repeat_interleave(2, 1)).flatten(1))
+                forward.post_attention(layer, rows)
+            found |= {"x": rows.x, "logits": forward.logits(rows.h)}
+            for name in ("greedy", "sample"):
+                found[name] = torch.empty(ROWS, dtype=torch.int32)
+            forward.greedy(rows.h, found["greedy"])
+            forward.sample(rows.h, how, found["sample"])
+        return found
+
+    (alone,), (first, second) = in_threads(1, run), in_threads(2, run)
+    for name, wanted in alone.items():
+        assert torch.equal(first[name], second[name]), name
+        torch.testing.assert_close(first[name], wanted, atol=1e-4, rtol=1e-4)

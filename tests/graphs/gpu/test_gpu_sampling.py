@@ -55,3 +55,23 @@ def test_argmax_takes_the_lowest_of_equals(device: torch.device) -> None:
     tokens = torch.empty(2, dtype=torch.int32, device=device)
     sampling.argmax(logits, tokens)
     assert tokens.tolist() == [300, 0]
+
+
+def test_best_of_ranks_takes_the_lowest_of_equals_and_no_padding(device: torch.device) -> None:
+    vocab, part = 130, 70  # the second part ends with ten rows of padding
+    logits = torch.full((4, 2 * part), -3.0, device=device)
+    logits[0, 100] = logits[0, 30] = 1.0
+    logits[1, 129:] = 2.0
+    logits[2] = -5.0
+    logits[3, 75] = 0.5
+    both = torch.empty(2, 4, 2, dtype=torch.int32, device=device)
+    for rank in range(2):
+        here = logits[:, rank * part :][:, :part].contiguous()
+        sampling.best_part(here, rank * part, both[rank])
+    tokens = torch.empty(4, dtype=torch.int32, device=device)
+    sampling.best_rank(both.transpose(0, 1).contiguous(), tokens, vocab)
+    assert tokens.tolist() == [30, 129, 0, 75]
+    logits[1, 129] = 1.5  # as another tile's rounding could have it
+    sampling.best_part(logits[:, part:].contiguous(), part, both[1])
+    sampling.best_rank(both.transpose(0, 1).contiguous(), tokens, vocab)
+    assert tokens.tolist() == [30, 129, 0, 75]
