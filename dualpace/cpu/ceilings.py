@@ -7,7 +7,7 @@ Measured on the same threads as the kernels that are compared with it. Knows not
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,45 +21,54 @@ from dualpace.cpu.openmp import parallel
 from dualpace.cpu.primitives import fetch_add, float32_at, int64_at
 
 _PIECE = 1 << 18  # float32 that a thread reads at a time: 1 MiB
-_TILE_STEPS = 200_000
+_TILE_STEPS = 40_000
 
 
 def best_seconds(run: Callable[[], Any], repeats: int) -> float:
     """The shortest of `repeats` runs, after one that is not counted."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(in_turns({"": run}, repeats)[""])
 
 
-def read_bandwidth(buffer: Tensor, num_threads: int, repeats: int = 5) -> float:
-    """Bytes a second that `num_threads` read from `buffer`: written before, and above the cache."""
-    size = buffer.numel() * buffer.element_size() // (4 * _PIECE)
-    sums = np.zeros(1, np.float32)
-    block = np.array([0, size, buffer.data_ptr(), sums.ctypes.data], np.int64)
+def in_turns(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of `repeats` calls of each, in turns, so that a machine that is shared or changes
+    its clock treats all alike; one round before is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_number in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if round_number:
+                times[name].append(time.perf_counter() - start)
+    return times
 
-    def run() -> None:
-        block[0] = 0
-        parallel(_reader(), block.ctypes.data, num_threads)
 
-    return size * _PIECE * 4 / best_seconds(run, repeats)
+class Reader:
+    """`run` reads `bytes` of a buffer, which was written before and exceeds the cache."""
+
+    def __init__(self, buffer: Tensor, num_threads: int) -> None:
+        size = buffer.numel() * buffer.element_size() // (4 * _PIECE)
+        self.bytes, self._threads = size * _PIECE * 4, num_threads
+        self._sums = np.zeros(1, np.float32)
+        self._block = np.array([0, size, buffer.data_ptr(), self._sums.ctypes.data], np.int64)
+
+    def run(self) -> None:
+        self._block[0] = 0
+        parallel(_reader(), self._block.ctypes.data, self._threads)
 
 
-def tile_rate(num_threads: int, repeats: int = 5) -> float:
-    """FLOP/s of the tile unit when nothing is loaded. Only where AMX works."""
-    amx_probe.request_permission()
-    config = np.frombuffer(amx_probe.tile_config(), np.uint8).copy()
-    block = np.array([0, config.ctypes.data], np.int64)
+class TileSpinner:
+    """`run` does `flops` on the tile unit without loading anything. Only where AMX works."""
 
-    def run() -> None:
-        block[0] = 0
-        parallel(_tile_spinner(), block.ctypes.data, num_threads)
+    def __init__(self, num_threads: int) -> None:
+        amx_probe.request_permission()
+        self._threads = num_threads
+        self.flops = num_threads * _TILE_STEPS * 4 * 2 * 16 * 16 * 32
+        self._config = np.frombuffer(amx_probe.tile_config(), np.uint8).copy()
+        self._block = np.array([0, self._config.ctypes.data], np.int64)
 
-    products = num_threads * _TILE_STEPS * 4
-    return products * 2 * 16 * 16 * 32 / best_seconds(run, repeats)
+    def run(self) -> None:
+        parallel(_tile_spinner(), self._block.ctypes.data, self._threads)
 
 
 @functools.cache
@@ -100,7 +109,6 @@ def _spin_tiles(_context, config):
 def _tile_spinner() -> int:
     def kernel(block: Any) -> None:
         # Each thread does the whole count: the rates of all are wanted, not a division of work.
-        fetch_add(block, 1)
         _spin_tiles(int64_at(block)[1])
 
     return int(cfunc(types.void(types.intp), cache=True)(kernel).address)

@@ -3,6 +3,7 @@ calls. Knows nothing about their use.
 """
 
 import mmap
+import os
 
 import torch
 from torch import Tensor
@@ -22,6 +23,17 @@ def huge_empty(num_bytes: int) -> Tensor:
     whole = torch.frombuffer(area, dtype=torch.uint8)  # keeps the map alive
     skip = -whole.data_ptr() % _HUGE_PAGE
     return whole[skip : skip + num_bytes]
+
+
+def shared_empty(num_bytes: int) -> Tensor:
+    """Zeroed memory, uint8 [num_bytes], that processes could share, as the engine's host pool is:
+    in pages of 4 KiB where the kernel keeps huge ones from shared memory.
+    """
+    file = os.memfd_create("kv")
+    os.ftruncate(file, num_bytes)
+    area = mmap.mmap(file, num_bytes)
+    os.close(file)
+    return torch.frombuffer(area, dtype=torch.uint8)
 
 
 class Scratch:

@@ -1,0 +1,134 @@
+"""Benchmark of the dense stage after attention: oneDNN's packed weights and the tile GEMM.
+
+The candidates and, where there is a tile unit, its rate from registers take turns, on the same
+threads. Weights rotate through more memory than the last-level cache holds. This file knows nothing
+about serving.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dualpace.cpu import packed
+from dualpace.cpu.ceilings import TileSpinner, in_turns
+from dualpace.cpu.gemm import Epilogue, TileLinear
+from dualpace.cpu.memory import Scratch
+
+BF16 = torch.bfloat16
+GB = 1e9
+Layer = Callable[[Tensor, Tensor], Tensor]
+
+
+class DenseCase:
+    """O, gate and up, and down of one layer in a few sets, as each candidate keeps them; norms are
+    left out.
+    """
+
+    def __init__(self, hidden: int, intermediate: int, attn: int, memory: int, amx: bool) -> None:
+        self.hidden, self.attn = hidden, attn
+        shapes = ((hidden, attn), (2 * intermediate, hidden), (hidden, intermediate))
+        self.bytes = 2 * sum(n * k for n, k in shapes)
+        sets = max(2, -(-memory // self.bytes))
+        # One set of numbers for all: what differs between sets is where they lie.
+        self.weights = [torch.randn(n, k).mul_(k**-0.5).to(BF16) for n, k in shapes]
+        self.candidates: dict[str, list[Layer]] = {}
+        self.candidates["onednn"] = [_onednn_layer(self.weights) for _ in range(sets)]
+        if amx:
+            scratch = Scratch()
+            self.candidates["amx"] = [_tile_layer(self.weights, scratch) for _ in range(sets)]
+
+    def inputs(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Attention's output and the residual."""
+        return torch.randn(rows, self.attn).to(BF16), torch.randn(rows, self.hidden).to(BF16)
+
+    def exact(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The stage in float32 (float64 takes minutes)."""
+        o, gate_up, down = (w.float() for w in self.weights)
+        y = x.float() @ o.T + residual.float()
+        gate, up = (y @ gate_up.T).chunk(2, 1)
+        return (F.silu(gate) * up) @ down.T + y
+
+    def runs(self, x: Tensor, residual: Tensor) -> dict[str, Callable[[], Tensor]]:
+        """One call a candidate, which takes the next set each time."""
+        return {
+            name: partial(_next_layer, itertools.cycle(layers), x, residual)
+            for name, layers in self.candidates.items()
+        }
+
+
+def dense_table(
+    case: DenseCase, rows_list: tuple[int, ...], threads: int, bandwidth: float, repeats: int
+) -> list[dict[str, Any]]:
+    """Records of all candidates; bandwidth in bytes/s."""
+    sets = len(case.candidates["onednn"])
+    print(f"\ndense after attention, hidden {case.hidden}, {sets} sets of weights, bf16; medians")
+    print("rows candidate       ms     best  TFLOP/s  of peak  weights GB/s  of read    error")
+    records = []
+    spinner = TileSpinner(threads) if "amx" in case.candidates else None
+    for rows in rows_list:
+        x, residual = case.inputs(rows)
+        runs = case.runs(x, residual)
+        exact = case.exact(x, residual) if rows <= 64 else None
+        times = in_turns(runs | ({"peak": spinner.run} if spinner else {}), repeats)
+        peak = spinner.flops / median(times["peak"]) if spinner else None
+        for name, layers in case.candidates.items():
+            seconds, error = median(times[name]), 0.0
+            if exact is not None:
+                error = float((layers[0](x, residual).float() - exact).norm() / exact.norm())
+            rate = rows * case.bytes / seconds  # two operations a weight of two bytes
+            record = {
+                "rows": rows,
+                "candidate": name,
+                "ms": round(seconds * 1e3, 3),
+                "best_ms": round(min(times[name]) * 1e3, 3),
+                "tflop_s": round(rate / 1e12, 3),
+                "peak_tflop_s": peak and round(peak / 1e12, 2),
+                "of_peak": peak and round(rate / peak, 3),
+                "gb_s": round(case.bytes / seconds / GB, 1),
+                "of_read": round(case.bytes / seconds / bandwidth, 3),
+                "right": error < 0.01,
+            }
+            records.append(record)
+            share = f"{record['of_peak']:8.0%}" if peak else " " * 8
+            print(
+                f"{rows:4} {name:10} {record['ms']:9.3f} {record['best_ms']:8.3f} "
+                f"{record['tflop_s']:8.3f} {share} {record['gb_s']:13.1f} "
+                f"{record['of_read']:8.0%} {error:8.1e}",
+                flush=True,
+            )
+    return records
+
+
+def _next_layer(turns: Iterator[Layer], x: Tensor, residual: Tensor) -> Tensor:
+    return next(turns)(x, residual)
+
+
+def _onednn_layer(weights: list[Tensor]) -> Layer:
+    o, gate_up, down = (packed.pack(w) for w in weights)
+    sizes = [w.shape[0] for w in weights]
+
+    def run(x: Tensor, residual: Tensor) -> Tensor:
+        x = packed.packed_linear(x, o, sizes[0]) + residual
+        gate, up = packed.packed_linear(x, gate_up, sizes[1]).chunk(2, 1)
+        return packed.packed_linear(F.silu(gate) * up, down, sizes[2]) + x
+
+    return run
+
+
+def _tile_layer(weights: list[Tensor], scratch: Scratch) -> Layer:
+    o, gate_up, down = (
+        TileLinear(w, e, scratch=scratch)
+        for w, e in zip(weights, (Epilogue.ADD, Epilogue.SILU_MUL, Epilogue.ADD), strict=True)
+    )
+
+    def run(x: Tensor, residual: Tensor) -> Tensor:
+        x = o(x, residual)
+        return down(gate_up(x), x)
+
+    return run
