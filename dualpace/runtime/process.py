@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from dualpace.runtime.wire import Message, decode
 
@@ -49,6 +50,15 @@ def become_child(parent_pid: int, ignore_signals: bool) -> None:
     if ignore_signals:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, a debugger) holds the process; False for one that has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"  # the name before it may hold anything
 
 
 def frame(message: Message) -> bytearray:

@@ -44,7 +44,8 @@ class SamplingParams:
             )
         if not -1 <= self.top_k < 2**31:
             raise InvalidParameter(
-                "top_k", f"top_k={self.top_k} is out of range: use 0 for all tokens, or 1 or more."
+                "top_k",
+                f"top_k={self.top_k} is out of range: use 0 for all tokens, or 1 to {2**31 - 1}.",
             )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidParameter(

@@ -52,13 +52,12 @@ def build_app(service: Service) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        client = service.client
-        if service.is_ready:
+        """200 while requests sent now will be answered, else 503 and what is in the way."""
+        now = await service.condition()
+        if now.status == "ready":
             return JSONResponse({"status": "ready"})
-        status = "draining" if service.draining else "starting"
-        phase = client.phase if service.tokenizer or not client.is_ready else "loading tokenizer"
-        seconds = round(time.monotonic() - client.start_s, 1)
-        return JSONResponse({"status": status, "phase": phase, "seconds": seconds}, 503)
+        seconds = round(time.monotonic() - now.since_s, 1)
+        return JSONResponse({"status": now.status, "phase": now.phase, "seconds": seconds}, 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

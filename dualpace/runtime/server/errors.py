@@ -59,6 +59,8 @@ def as_api_error(error: Exception) -> APIError:
             return APIError(503, f"The request was given up: {error}.", code="engine_gone")
         case RequestValidationError():
             return _of_validation(error)
+        case HTTPException(status_code=400):
+            return _of_unreadable(error.__cause__)
         case HTTPException():
             return APIError(error.status_code, str(error.detail))
         case _:
@@ -68,10 +70,13 @@ def as_api_error(error: Exception) -> APIError:
 def _of_validation(error: RequestValidationError) -> APIError:
     first = error.errors()[0]
     location = [str(part) for part in first["loc"][1:]]  # without "body"
+    if not location and first["type"] in ("missing", "model_attributes_type"):
+        text = "The body must be a JSON object, sent with Content-Type: application/json."
+        return APIError(400, text, None, "json")
     if first["type"] == "json_invalid":
         return APIError(400, f"The body is not valid JSON: {first['ctx']['error']}.", None, "json")
     if first["type"] == "missing":
-        param = ".".join(location) or "body"
+        param = ".".join(location)
         return APIError(400, f"'{param}' is missing.", param, "missing_required_parameter")
     for depth, part in enumerate(location):
         if part in _EXPECTED:
@@ -79,6 +84,19 @@ def _of_validation(error: RequestValidationError) -> APIError:
             return APIError(400, f"'{param}' must be {_EXPECTED[part]}.", param, "invalid_type")
     param = ".".join(location) or "body"
     return APIError(400, f"'{param}': {first['msg']}.", param, "invalid_type")
+
+
+def _of_unreadable(cause: BaseException | None) -> APIError:
+    """A body that stopped the JSON parser before it could say where."""
+    match cause:
+        case UnicodeDecodeError():
+            byte = cause.object[cause.start]
+            text = f"The body is not UTF-8 text: byte {cause.start} is {byte:#04x}."
+        case RecursionError():
+            text = "The body is nested too deeply."
+        case _:
+            text = "The body cannot be read as JSON."
+    return APIError(400, text, None, "json")
 
 
 def install(app: FastAPI) -> None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import uvicorn
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 60  # idle clients that come back later need no new connection
 _LAST_WORDS_S = 2  # for answers that were cut off to reach their clients
+_SILENCE_S = 15.0  # of a start, after which a line says that it goes on
 
 
 def serve(
@@ -39,14 +40,16 @@ def serve(
     """Serves until SIGTERM or SIGINT, then returns. Call it from the main thread.
 
     `load` makes the tokenizer from `plan.model.source`. Raises ConfigError for what the user can
-    fix, and SystemExit with a reason when the engine fails.
+    fix, SystemExit with a reason when the engine fails, and SystemExit with the shell's status when
+    a second signal cut answers off.
     """
     sock = _bind(plan.server.host, plan.server.port)
     client = EngineClient.launch(plan, engine_module)
     if plan.server.cores:
         os.sched_setaffinity(0, plan.server.cores)
+    life = _Life(client, sock, load)
     try:
-        asyncio.run(_Life(client, sock, load).run())
+        asyncio.run(life.run())
     except StartFailed as error:
         raise (ConfigError if error.user_error else SystemExit)(str(error)) from None
     except EngineGone as error:
@@ -55,6 +58,8 @@ def serve(
         if client.process.poll() is None:
             client.kill()
             client.process.wait()
+    if life.cut_by is not None:
+        raise SystemExit(128 + life.cut_by)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -89,6 +94,7 @@ class _Life:
         self._load = load
         self._service = Service(client)
         self._stop = asyncio.Event()
+        self.cut_by: signal.Signals | None = None  # a second signal: answers are not waited for
         self._info: dict[str, Any] = {}  # what the engine said when it was ready
 
     async def run(self) -> None:
@@ -114,9 +120,11 @@ class _Life:
         try:
             await self._until_stopped()
         finally:
-            self._service.draining = True
+            self._service.drain_start_s = self._service.drain_start_s or time.monotonic()
             server.should_exit = True
             await serving
+            if self.cut_by is not None:
+                self._client.kill()
             await self._client.close()
 
     async def _until_stopped(self) -> None:
@@ -142,15 +150,26 @@ class _Life:
     async def _start(self) -> None:
         """Raises StartFailed or ConfigError."""
         ready = asyncio.create_task(self._client.wait_ready())
+        waiting = asyncio.create_task(self._say_that_it_goes_on())
         try:
             # The engine loads weights meanwhile.
             self._service.tokenizer = await asyncio.to_thread(self._load, self._plan.model.source)
             self._info = await ready
         finally:
             ready.cancel()
+            waiting.cancel()
         gc.collect()
         gc.freeze()  # what lives now lives on; full collections need not look at it again
         print(self._welcome(), flush=True)
+
+    async def _say_that_it_goes_on(self) -> None:
+        """A line now and then where a phase takes long: reading weights, compiling stages."""
+        while True:
+            await asyncio.sleep(_SILENCE_S)
+            now_s = time.monotonic() - self._client.start_s
+            if now_s - self._client.phases[-1][0] >= _SILENCE_S:
+                latest = {text.partition(":")[0]: text for _, text in self._client.phases[1:]}
+                log.info("%6.1f s  still: %s", now_s, "; ".join(latest.values()) or "starting")
 
     def _welcome(self) -> str:
         host, port = self._sock.getsockname()[:2]
@@ -166,21 +185,22 @@ class _Life:
         return "\n".join(lines)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._stop.is_set():
-            self._end_now(number)
-        log.info("%s: no new requests; a second signal ends at once", number.name)
-        self._stop.set()
-
-    def _end_now(self, number: signal.Signals) -> NoReturn:
-        self._client.kill()
-        self._client.process.wait()
-        os._exit(128 + number)
+        """The first drains, the second cuts answers off and says so in them, the third is rude."""
+        if not self._stop.is_set():
+            log.info("%s: no new requests; a second signal cuts answers off", number.name)
+            self._stop.set()
+        elif self.cut_by is None:
+            log.info("%s again: answers are cut off", number.name)
+            self.cut_by = number
+        else:
+            self._client.kill()
+            os._exit(128 + number)
 
     async def _drain(self) -> None:
         """Lets answers finish for as long as the plan says, then cuts them off."""
-        self._service.draining = True
-        deadline_s = time.monotonic() + self._plan.server.drain_timeout_s
-        while self._service.num_answers and time.monotonic() < deadline_s:
+        self._service.drain_start_s = time.monotonic()
+        deadline_s = self._service.drain_start_s + self._plan.server.drain_timeout_s
+        while self._service.num_answers and time.monotonic() < deadline_s and self.cut_by is None:
             await asyncio.sleep(0.02)
         if self._service.num_answers:
             log.warning("the drain is over: answers cut off: %d", self._service.num_answers)

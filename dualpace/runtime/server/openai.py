@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 from dualpace.runtime.server.errors import APIError
 
-MAX_CHOICES = 128
+MAX_CHOICES = 128  # answers to one prompt
+MAX_ANSWERS = 1024  # of one request
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 # Labels for the client's own books; they ask nothing of a server.
@@ -164,10 +165,18 @@ class CompletionRequest(_Sampled):
         return self.sampling(COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens)
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """One entry a prompt."""
+        """One entry a prompt. Raises InvalidParameter for more than one request may bring."""
         prompt: Any = self.prompt
         is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-        return [prompt] if is_one else prompt
+        prompts: list[str] | list[list[int]] = [prompt] if is_one else prompt
+        if len(prompts) * self.num_answers > MAX_ANSWERS:
+            each = f" with n={self.num_answers}" if self.num_answers > 1 else ""
+            raise InvalidParameter(
+                "prompt",
+                f"The request has {len(prompts)} prompts{each}: ask for at most {MAX_ANSWERS} "
+                f"answers at a time, and send the rest in further requests.",
+            )
+        return prompts
 
 
 class TextPart(_Strict):

@@ -17,6 +17,7 @@ from dualpace.runtime.generation import (
 )
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.health import Condition, condition
 from dualpace.runtime.server.metrics import Metrics
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.responses import ChatShape, CompletionShape, Envelope, Shape, Usage
@@ -35,20 +36,27 @@ class Service:
         self.client = client
         self.metrics = Metrics(client)
         self.tokenizer: Tokenizer | None = None
-        self.draining = False
+        self.drain_start_s: float | None = None  # set: no new requests, the answers may finish
         self.num_answers = 0  # being made or sent
 
     @property
     def model(self) -> str:
         return self.client.plan.model.name
 
-    @property
-    def is_ready(self) -> bool:
-        return self.tokenizer is not None and self.client.is_ready and not self.draining
+    async def condition(self) -> Condition:
+        """What /ready says."""
+        client = self.client
+        if self.drain_start_s is not None:
+            phase = f"answers still running: {self.num_answers}"
+            return Condition("draining", phase, self.drain_start_s)
+        if not client.is_ready or self.tokenizer is None:
+            phase = "loading tokenizer" if client.is_ready else client.phase
+            return Condition("starting", phase, client.start_s)
+        return await condition(client)
 
     def admit(self, model: str | None) -> Tokenizer:
         """The tokenizer for a request that may run now. Raises APIError for one that may not."""
-        if self.draining:
+        if self.drain_start_s is not None:
             raise APIError(503, "The server is shutting down.", code="shutting_down")
         if self.tokenizer is None or not self.client.is_ready:
             raise APIError(503, f"The server is starting: {self.client.phase}.", code="starting")

@@ -58,6 +58,7 @@ class FakeEngine:
         self.running: dict[int, Running] = {}
         self.cancelled = 0
         self.tokens = {"gpu": 0, "cpu": 0}
+        self.cpu_worker = {"ready": True, "phase": "ready", "restarts": 0, "pids": []}
         self.wake = asyncio.Event()
         self.ended = asyncio.Event()
         self.link: Link
@@ -142,7 +143,10 @@ class FakeEngine:
             "assist_calls": 0,
             "assist_s": {},
             "compiles_after_ready": 0,
-            "workers": {"gpu": {"restarts": 0}, "cpu": {"restarts": 0}},
+            "workers": {
+                "gpu": {"ready": True, "phase": "ready", "restarts": 0, "pids": [os.getpid()]},
+                "cpu": self.cpu_worker,
+            },
         }
 
 

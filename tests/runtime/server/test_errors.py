@@ -176,10 +176,29 @@ def test_missing_fields(server):
     assert error["param"] == "messages"
 
 
-@pytest.mark.parametrize("body", ["{", "", "[1]", '"text"', '{"prompt": "hi", "top_p": NaN}'])
-def test_bodies_that_are_no_request(server, body):
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("{", "not valid JSON"),
+        ("", "must be a JSON object"),
+        ("[1]", "must be a JSON object"),
+        ('"text"', "must be a JSON object"),
+        ('{"prompt": "hi", "top_p": NaN}', "top_p"),
+        (b'{"prompt": "\xff"}', "not UTF-8 text: byte 12 is 0xff"),
+        ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_bodies_that_are_no_request(server, body, sentence):
     headers = {"content-type": "application/json"}
-    refusal(server.http.post("/v1/completions", content=body, headers=headers))
+    answer = server.http.post("/v1/completions", content=body, headers=headers)
+    assert sentence in refusal(answer)["message"]
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(1025, 1), (9, 128)])
+def test_one_request_cannot_bring_any_number_of_prompts(server, prompts, n):
+    error = refusal(post(server, "completions", {**COMPLETION, "prompt": ["a"] * prompts, "n": n}))
+    assert error["param"] == "prompt"
+    assert f"{prompts} prompts" in error["message"] and "at most 1024" in error["message"]
 
 
 def test_a_prompt_that_fills_the_context(server, client):

@@ -82,7 +82,8 @@ def test_the_first_signal_drains(start_server, number):
     asking = Asking(server, "slow stream")
     server.process.send_signal(number)
     server.wait_for("/ready", 503)
-    assert server.http.get("/ready").json()["status"] == "draining"
+    ready = server.http.get("/ready").json()
+    assert (ready["status"], ready["phase"]) == ("draining", "answers still running: 1")
     late = server.http.post("/v1/completions", json={"prompt": "late"})
     assert late.status_code == 503
     asking.join()
@@ -108,10 +109,12 @@ def test_a_second_signal_ends_at_once(start_server):
     server = start_server(drain_timeout_s=60)
     server.wait_for("/ready")
     processes = children(server)
-    Asking(server, "stall for ever")
+    asking = Asking(server, "stall for ever")
     server.process.terminate()
     server.wait_for("/ready", 503)
     server.process.terminate()
+    asking.join()
+    assert "shutting down" in str(asking.error)  # the stream ends with a reason
     assert server.end()[0] == 128 + signal.SIGTERM
     assert_no_process_is_left(processes)
 
