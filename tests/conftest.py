@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dualpace.graphs.source import Source
     from dualpace.graphs.tokenizer import Tokenizer
 
+pytest_plugins = ("tests.times",)
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Threads that wait for each other crawl when other work shares the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
