@@ -6,18 +6,21 @@ import functools
 import yaml
 
 from dualpace.settings.compose import load
-from dualpace.settings.schema import ServeConfig
+from dualpace.settings.schema import VARIANTS, ServeConfig
 
 
 def settings(*overrides: str) -> ServeConfig:
-    """serve.yaml with a tiny random model and `key=value` changes; group choices need `load`."""
+    """serve.yaml with a tiny random model and `key=value` changes; of the group choices only
+    `policy=NAME`, others need `load`.
+    """
     config = copy.deepcopy(_composed())
     for override in overrides:
         key, value = override.split("=", 1)
         *groups, name = key.split(".")
         node = functools.reduce(getattr, groups, config)
         assert hasattr(node, name), key
-        setattr(node, name, yaml.safe_load(value))
+        choice = VARIANTS.get(("policy", f"{value}_schema")) if key == "policy" else None
+        setattr(node, name, choice() if choice else yaml.safe_load(value))
     return config
 
 

@@ -14,6 +14,7 @@ from dualpace.runtime.shared_memory import SharedRegion
 
 SUB_BATCHES = 2
 _LINE = 64
+_ANY = 1 << 62  # above every tag
 
 
 def tag(step: int, layer: int, num_layers: int) -> int:
@@ -52,11 +53,18 @@ class LockstepBuffer:
         self.layout = layout
         self._view = region.view
         self._size = layout.nbytes // SUB_BATCHES
-        self._asked = [self._word(place, 0) for place in range(SUB_BATCHES)]
-        self._answered = [self._word(place, _LINE) for place in range(SUB_BATCHES)]
+        # Offsets of the two words of each sub-batch, for a device that writes and reads them.
+        self.asked_at = [place * self._size for place in range(SUB_BATCHES)]
+        self.answered_at = [at + _LINE for at in self.asked_at]
+        self._asked = [self._word(at) for at in self.asked_at]
+        self._answered = [self._word(at) for at in self.answered_at]
 
-    def _word(self, place: int, offset: int) -> np.ndarray:
-        at = place * self._size + offset
+    @property
+    def memory(self) -> memoryview:
+        """All of it, for a device to register."""
+        return self._view
+
+    def _word(self, at: int) -> np.ndarray:
         return np.frombuffer(self._view[at : at + 8], np.int64)
 
     def bytes_of(self, place: int, name: str) -> memoryview:
@@ -75,10 +83,17 @@ class LockstepBuffer:
     def is_asked(self, place: int, number: int) -> bool:
         return bool(self._asked[place][0] == number)
 
-    def answer(self, place: int, number: int, gpu_doorbell: int) -> None:
-        """`out` is in place."""
+    def answer(self, place: int, number: int, gpu_doorbell: int | None) -> None:
+        """`out` is in place; None for a device that watches the word itself."""
         self._answered[place][0] = number
-        ring(gpu_doorbell)
+        if gpu_doorbell is not None:
+            ring(gpu_doorbell)
 
     def is_answered(self, place: int, number: int) -> bool:
         return bool(self._answered[place][0] == number)
+
+    def answer_all(self, is_answered: bool) -> None:
+        """While nobody asks in earnest: nobody waits for an answer (a device's warm-up), or all
+        do."""
+        for word in self._answered:
+            word[0] = _ANY if is_answered else 0

@@ -52,7 +52,6 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     check(config)
     hardware = _claimed(config, hardware or probe())
     device = _device(config.gpu, hardware)
-    _refuse_lockstep(config.policy, device)
     dtype = _dtype(config.model.dtype, device, hardware)
     source = resolve_source(config.model.source)
     spec = source.spec
@@ -149,14 +148,6 @@ def _device(gpu: GpuConfig, hardware: Hardware) -> str:
     if gpu.device != "auto":
         return gpu.device
     return "cuda" if hardware.gpus else "cpu"
-
-
-def _refuse_lockstep(policy: PolicyConfig, device: str) -> None:
-    if policy.lockstep and device != "cpu":
-        raise ConfigError(
-            f"policy={policy.name} runs on the stand-in only so far: set gpu.device=cpu, or "
-            f"compare it on this GPU in scripts/simulate.py."
-        )
 
 
 def _check_ranks(config: SystemConfig, device: str, spec: ModelSpec, hardware: Hardware) -> None:

@@ -11,7 +11,7 @@ from dualpace.graphs import stages
 from dualpace.graphs.attention import paged_decode_reference
 from dualpace.graphs.gpu import attention, kv
 from dualpace.graphs.gpu.attention import Choice, Heads, PagedRows
-from dualpace.graphs.gpu.capture import Capturer, DecodeBatch, DecodeGraphs, PieceGraphs
+from dualpace.graphs.gpu.capture import Capturer, DecodeBatch, DecodeGraphs, LinearGraphs
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.host_memory import HostMemory
 from dualpace.graphs.gpu.launches import Launches
@@ -200,7 +200,7 @@ def test_float32_tokens_are_those_of_the_stages() -> None:
     assert got == logits.argmax(-1).tolist()
 
 
-def test_pieces_with_attention_between_are_the_layer() -> None:
+def test_dense_work_with_attention_between_is_the_layer() -> None:
     forward = make_forward(torch.bfloat16, CUTS)
     graphs, pool = make_graphs(forward, "triton")
     tables = [list(range(1 + 8 * row, 9 + 8 * row)) for row in range(8)]
@@ -213,16 +213,13 @@ def test_pieces_with_attention_between_are_the_layer() -> None:
     expected = graphs._rows.x.clone()
 
     rows = Rows.empty(SPEC, BUCKET, torch.bfloat16, CUDA)
-    pieces = PieceGraphs(forward, list(before), rows, Capturer(CUDA))
+    views, sampled = graphs._inputs.views, graphs._sampled
+    linear = LinearGraphs(forward, list(before), rows, views, sampled, Capturer(CUDA))
     decode = attention.make(Choice("triton", ""), HEADS, torch.bfloat16, CUDA).decode(BUCKET, 128)
-    views = graphs._inputs.views
-    forward.embed(rows, views["token_ids"], views["source"], graphs._sampled)
-    pieces.positions.copy_(views["positions"])
-    pieces.slots.copy_(views["slots"])
     decode.plan(batch.paged)
-    pieces.pre(0)
+    linear.first()
     decode.run(rows.q, before[0], rows.attn.view_as(rows.q))
-    pieces.post(0)
+    linear.after(0)
     assert torch.equal(rows.x, expected)
 
 

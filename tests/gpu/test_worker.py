@@ -17,6 +17,7 @@ from dualpace.runtime.routing import Route
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cuda.transfers import checksums
 from dualpace.settings.resolve import resolve
+from tests.runtime.worker.lockstep_case import run_lockstep
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import GPU_BLOCKS, HOST_BLOCKS, Rig, Talk
 from tests.settings import settings
@@ -183,7 +184,7 @@ def test_migrations_every_few_tokens_change_no_bit(rig: Rig, reference: Referenc
     """A soak: each block's checksum is the same before and after it moved."""
     everyone = talks(15, 31, 40, 22)
     rig.gpu_step([rig.prefill(t) for t in everyone])
-    model = rig.gpu_worker._rounds._model
+    model = rig.gpu_worker._rounds.model
     host = rig.cpu_worker._layers
     mix = random.Random(5)
     for turn in range(12):
@@ -243,7 +244,7 @@ def near(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
 def test_bf16_on_either_side_is_near_float32(
     bf16: Rig, reference: Reference, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = bf16.gpu_worker._rounds._model
+    model = bf16.gpu_worker._rounds.model
     made = talks(20, 33, 47)
     bf16.gpu_step([bf16.prefill(t) for t in made])
     last = torch.tensor([19, 52, 99])
@@ -279,6 +280,42 @@ def test_bf16_on_either_side_is_near_float32(
             if route is Route.FUSED_ASSIST:
                 x = bf16.gpu_worker._assists._graphs.rows.x[:3]
             near(logits_of(x, source), wanted_logits(reference, source, made), route.name)
+
+
+@pytest.fixture(scope="module", params=["float32", "bf16"])
+def paired(make_plan: Callable[..., Plan], request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Rounds may carry host rows in lockstep (neo)."""
+    made = Rig(make_plan("policy=neo", f"model.dtype={request.param}"), CopyEngine, True)
+    yield made
+    made.close()
+
+
+def test_host_rows_in_lockstep(paired: Rig, reference: Reference, source: str) -> None:
+    """float32: the tokens are the dense model's. bf16: both sub-batches are near it."""
+    if paired.plan.model.dtype == "float32":
+        cold = talks(5, 16, 37, 20, 9, 30)
+        run_lockstep(paired, reference, cold, talks(11, 21, temperature=1.2))
+        return
+    made = talks(20, 33, 47, 9)
+    rows = [paired.prefill(t, m.PREFILL_CPU, transfer_id=i) for i, t in enumerate(made[:3])]
+    paired.gpu_step([paired.prefill(made[3]), *rows])
+    paired.transfer_done(0, 1, 2)
+    a, b, c, own = made
+    for _ in range(4):
+        paired.gpu_step(
+            [paired.decode(own), paired.host(a, 0), paired.host(b, 0), paired.host(c, 1)]
+        )
+    served = paired.gpu_worker._rounds
+    near(
+        logits_of(served.model.rows.x[:3], source),
+        wanted_logits(reference, source, [own, a, b]),
+        "sub-batch 0",
+    )
+    near(
+        logits_of(served._second.rows.x[:1], source),
+        wanted_logits(reference, source, [c]),
+        "sub-batch 1",
+    )
 
 
 def test_one_layer_polls_in_under_5_us(bf16: Rig) -> None:

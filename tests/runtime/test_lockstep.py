@@ -47,4 +47,6 @@ def test_predictions_follow_the_measured_line_and_go_on_beyond_it() -> None:
     assert predictor.linear_s(15) == pytest.approx(5.0)
     assert predictor.cpu_attention_s(3, 24) == pytest.approx(0.5 + 1.5)
     assert predictor.cpu_attention_s(0, 0) == 0.0
+    predictor.learn({"exchange": [[1, 0.25], [9, 0.25]]})
+    assert predictor.cpu_attention_s(3, 24) == pytest.approx(0.5 + 1.5 + 0.25)
     assert predictor.gpu_attention_s([(10, 20)], 99) == pytest.approx(2.0 + 0.1)

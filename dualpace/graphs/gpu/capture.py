@@ -14,7 +14,7 @@ Shape suffixes: M rows of a bucket, B rows of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -227,39 +227,55 @@ class DecodeGraphs:
         self._run_sample()
 
 
-class PieceGraphs:
-    """The dense pieces of one bucket of a mixed batch, with attention left to the caller.
+class LinearGraphs:
+    """The dense work of one bucket between attentions, for rounds that attend by themselves.
 
-    Replay `pre(layer)`, attend from `rows.q`, `rows.k`, `rows.v` into `rows.attn`, `post(layer)`.
+    `first`, then for each layer attention from `rows.q`, `rows.k`, `rows.v` into `rows.attn` and
+    `after(layer)`; at the end `rows.h` is ready for sampling.
     """
 
     def __init__(
-        self, forward: Forward, caches: Sequence[Tensor], rows: Rows, capturer: Capturer
+        self,
+        forward: Forward,
+        caches: Sequence[Tensor],
+        rows: Rows,
+        inputs: Mapping[str, Tensor],
+        sampled: Tensor,
+        capturer: Capturer,
     ) -> None:
-        bucket, device = rows.x.shape[0], forward.device
+        """inputs: token_ids, source, positions and slots (-1: k and v go to no cache), of which
+        the bucket's first entries are read."""
         self.rows = rows
-        self.positions = torch.zeros(bucket, dtype=torch.int64, device=device)
-        self.slots = torch.full((bucket,), -1, dtype=torch.int64, device=device)
-
-        def run_pre(layer: int) -> None:
-            forward.pre_attention(layer, rows, self.positions, caches[layer], self.slots)
-
-        def run_post(layer: int) -> None:
-            forward.post_attention(layer, rows)
+        self._forward, self._caches, self._sampled = forward, caches, sampled
+        self._inputs = {name: view[: len(rows.x)] for name, view in inputs.items()}
 
         def once() -> None:
-            run_pre(0)
-            run_post(0)
+            self._run_first()
+            self._run_after(0)
 
         capturer.warm_up(once)
+        self._first = capturer.capture(self._run_first)
         layers = range(len(caches))
-        self._pre = [capturer.capture(partial(run_pre, i)) for i in layers]
-        self._post = [capturer.capture(partial(run_post, i)) for i in layers]
+        self._after = [capturer.capture(partial(self._run_after, i)) for i in layers]
 
-    def pre(self, layer: int) -> None:
-        """h, positions, slots -> q, k, v, and k and v at their slots (-1: nowhere)."""
-        self._pre[layer].replay()
+    def first(self) -> None:
+        """token_ids, source -> x, and layer 0's q, k, v, which also go to their slots."""
+        self._first.replay()
 
-    def post(self, layer: int) -> None:
-        """attn, x -> x, h."""
-        self._post[layer].replay()
+    def after(self, layer: int) -> None:
+        """attn, x -> x, h, and the next layer's q, k, v where there is one."""
+        self._after[layer].replay()
+
+    def _run_first(self) -> None:
+        inputs = self._inputs
+        self._forward.embed(self.rows, inputs["token_ids"], inputs["source"], self._sampled)
+        self._pre(0)
+
+    def _run_after(self, layer: int) -> None:
+        self._forward.post_attention(layer, self.rows)
+        if layer + 1 < len(self._caches):
+            self._pre(layer + 1)
+
+    def _pre(self, layer: int) -> None:
+        inputs, cache = self._inputs, self._caches[layer]
+        self._forward.pre_attention(layer, self.rows, inputs["positions"], cache, inputs["slots"])

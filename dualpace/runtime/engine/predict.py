@@ -21,7 +21,8 @@ class MeasuredPredictor:
 
     def learn(self, timings: Mapping[str, Any]) -> None:
         """`timings[name]` lists (size, seconds): linear and post_layer by rows, decode, prefill
-        (tokens times context) and host by KV tokens."""
+        (tokens times context) and host by KV tokens; exchange, the way of host rows' activations,
+        by rows, where that takes any time."""
         for name, points in timings.items():
             self._tables[name] = sorted((float(size), float(time)) for size, time in points)
 
@@ -33,7 +34,9 @@ class MeasuredPredictor:
         return self._at("prefill", pairs) + self._at("decode", decode_tokens)
 
     def cpu_attention_s(self, num_requests: int, kv_tokens: int) -> float:
-        return self._extra_s + self._at("host", kv_tokens) if num_requests else 0.0
+        if not num_requests:
+            return 0.0
+        return self._extra_s + self._at("host", kv_tokens) + self._at("exchange", num_requests)
 
     def post_layer_s(self, num_rows: int) -> float:
         return self._at("post_layer", num_rows)

@@ -25,7 +25,7 @@ from dualpace.runtime.worker.attention import AcceleratorAttention, DecodeAttent
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
-from dualpace.runtime.worker.layer_times import Times, accelerator_times, attention_times
+from dualpace.runtime.worker.layer_times import Times, accelerator_times, host_times
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import AttentionWorker, Exchange, LockstepRounds
 from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
@@ -115,10 +115,11 @@ def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
         attention.warm_up()
     if link.lockstep is not None:
         with progress.phase("layer_times", "timing a layer"):
-            progress.layer_times = {"host": attention_times(plan, attention, host.blocks)}
+            progress.layer_times = {"host": host_times(plan, attention, host)}
         exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
         second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
-        return AttentionWorker(link, host, exchange, (attention, second))
+        is_rung = plan.gpu.device == "cpu"
+        return AttentionWorker(link, host, exchange, (attention, second), is_rung)
     stages = worker_stages(plan, "cpu", progress)
     width = plan.model.num_q_heads * plan.model.head_dim
     client = AssistClient(link, dtype)

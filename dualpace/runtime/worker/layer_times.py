@@ -1,26 +1,31 @@
 """How long one layer's parts take here, measured when a worker starts: for policies that predict
-whether CPU attention hides behind the accelerator's work. The stand-in's times; a GPU has none yet.
+whether CPU attention hides behind the accelerator's work. A GPU's own times are
+`cuda.layer_times`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from statistics import median
 
 import numpy as np
 import torch
 
+from dualpace.cpu.append import kv_append
 from dualpace.graphs.attention import causal_prefill
 from dualpace.graphs.executor import Stages
 from dualpace.runtime.plan import BLOCK_TOKENS, Plan
 from dualpace.runtime.worker.activations import sampling_rows
 from dualpace.runtime.worker.attention import DecodeAttention
+from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.rows import DecodeArrays, SamplingArrays
 
 Times = dict[str, list[tuple[int, float]]]
 
 _ROWS = (1, 8, 32, 128)
 _KV_TOKENS = (16, 256, 4096)
+_HOST_KV_TOKENS = (16384, 65536)  # where the host pool is that large
 _PROMPTS = (16, 128)
 _REPEATS = 3
 
@@ -53,20 +58,59 @@ def attention_times(
     plan: Plan, attention: DecodeAttention, like: torch.Tensor
 ) -> list[tuple[int, float]]:
     """Decode attention by KV tokens, in rows of up to 256, all in the scratch block."""
-    model, points = plan.model, []
+    points = []
     for tokens in _KV_TOKENS:
-        context = min(tokens, 256)
-        rows = tokens // context
-        decodes = DecodeArrays(
-            np.zeros((rows, context // BLOCK_TOKENS), np.int32),
-            np.full(rows, context, np.int32),
-            np.zeros(rows, np.int64),
-        )
-        q = like.new_zeros(rows, model.num_q_heads, model.head_dim)
+        decodes = _decodes(tokens, 1)
+        q = like.new_zeros(len(decodes.slots), plan.model.num_q_heads, plan.model.head_dim)
         out = torch.empty_like(q)
         attention.begin(decodes)
         points.append((tokens, timed(partial(attention.run, 0, q, out))))
     return points
+
+
+@torch.inference_mode()
+def host_times(plan: Plan, attention: DecodeAttention, pool: HostPool) -> list[tuple[int, float]]:
+    """K/V writes and attention of a layer by KV tokens. Every repeat reads another layer of as many
+    blocks as there are, so that what is timed is memory and not a cache."""
+    model, num_blocks = plan.model, len(pool.blocks)
+    largest = [t for t in _HOST_KV_TOKENS if t <= num_blocks * BLOCK_TOKENS]
+    points = []
+    for tokens in sorted({*_KV_TOKENS, *largest}):
+        decodes = _decodes(tokens, num_blocks)
+        rows, slots = len(decodes.slots), torch.from_numpy(decodes.slots)
+        q = pool.blocks.new_zeros(rows, model.num_q_heads, model.head_dim)
+        k, out = q[:, : model.num_kv_heads].contiguous(), torch.empty_like(q)
+        layers = cycle(range(model.num_layers))
+        attention.begin(decodes)
+        once = partial(_append_and_attend, attention, pool, layers, slots, q, k, out)
+        points.append((tokens, timed(once)))
+    return points
+
+
+def _append_and_attend(
+    attention: DecodeAttention,
+    pool: HostPool,
+    layers: Iterator[int],
+    slots: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    layer = next(layers)
+    kv_append(k, k, pool.layers[layer], slots)
+    attention.run(layer, q, out)
+
+
+def _decodes(tokens: int, num_blocks: int) -> DecodeArrays:
+    """Rows of up to 256 tokens, that many in all, over blocks 0 ... in turn; K and V go to 0."""
+    context = min(tokens, 256)
+    rows = tokens // context
+    blocks = np.arange(rows * context // BLOCK_TOKENS) % num_blocks
+    return DecodeArrays(
+        blocks.astype(np.int32).reshape(rows, -1),
+        np.full(rows, context, np.int32),
+        np.zeros(rows, np.int64),
+    )
 
 
 def _linear(

@@ -28,6 +28,8 @@ from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.rows import CpuWork, gpu_work, host_work, num_own_rows
 from dualpace.runtime.worker.stand_in import StandInRounds
 
+_LOOKS = 200  # at a word between two of the link, which is a system call
+
 
 class Exchange:
     """Tensors of the shared buffer by sub-batch: q, out [rows, N, D], k, v [rows, K, D]."""
@@ -171,12 +173,21 @@ class AttentionWorker:
     """
 
     def __init__(
-        self, link: Link, pool: HostPool, exchange: Exchange, attentions: Sequence[DecodeAttention]
+        self,
+        link: Link,
+        pool: HostPool,
+        exchange: Exchange,
+        attentions: Sequence[DecodeAttention],
+        is_rung: bool,
     ) -> None:
+        """`is_rung`: whoever asks and is answered rings, and is rung; a device writes and watches
+        words alone, so during a round this worker polls."""
         self._link = link
         self._layers = pool.layers
         self._exchange = exchange
         self._attentions = attentions  # one a sub-batch: each has a plan of its own
+        self._looks = 1 if is_rung else _LOOKS
+        self._bell = link.other_doorbell if is_rung else None
 
     def ready(self) -> None:
         """Kernels are warm; nothing else is compiled."""
@@ -194,26 +205,41 @@ class AttentionWorker:
         """Returns when all layers of both sub-batches are answered. Raises AssistLostError when
         the accelerator's worker has been lost.
         """
-        parts = [(place, work) for place, work in enumerate(host_work(batch)) if len(work)]
-        for place, work in parts:
-            self._attentions[place].begin(work.decodes)
-        for layer in range(len(self._layers)):
-            for place, work in parts:
-                self._wait_asked(place, tag(batch.step, layer, len(self._layers)), batch.epoch)
-                self._attend(layer, place, work)
+        parts = [
+            self._begin(place, work) for place, work in enumerate(host_work(batch)) if len(work)
+        ]
+        num_layers = len(self._layers)
+        for layer, cache in enumerate(self._layers):
+            for part in parts:
+                number = tag(batch.step, layer, num_layers)
+                self._wait_asked(part.place, number, batch.epoch)
+                kv_append(part.k, part.v, cache, part.slots)
+                self._attentions[part.place].run(layer, part.q, part.out)
+                self._exchange.buffer.answer(part.place, number, self._bell)
 
-    def _wait_asked(self, place: int, number: int, epoch: int) -> None:
-        while not self._exchange.buffer.is_asked(place, number):
-            if self._link.assist.epoch != epoch:
-                raise AssistLostError
-            self._link.wait(block=True)
-
-    def _attend(self, layer: int, place: int, work: CpuWork) -> None:
+    def _begin(self, place: int, work: CpuWork) -> "_Part":
+        self._attentions[place].begin(work.decodes)
         exchange, rows = self._exchange, len(work)
         q, k, v, out = (
             part[place][:rows] for part in (exchange.q, exchange.k, exchange.v, exchange.out)
         )
-        kv_append(k, v, self._layers[layer], torch.from_numpy(work.decodes.slots))
-        self._attentions[place].run(layer, q, out)
-        number = tag(work.step, layer, len(self._layers))
-        exchange.buffer.answer(place, number, self._link.other_doorbell)
+        return _Part(place, q, k, v, out, torch.from_numpy(work.decodes.slots))
+
+    def _wait_asked(self, place: int, number: int, epoch: int) -> None:
+        buffer = self._exchange.buffer
+        while not any(buffer.is_asked(place, number) for _ in range(self._looks)):
+            if self._link.assist.epoch != epoch:
+                raise AssistLostError
+            self._link.wait(block=self._bell is not None)
+
+
+@dataclass(slots=True, frozen=True)
+class _Part:
+    """One sub-batch's tensors, the same for all layers."""
+
+    place: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    slots: Tensor

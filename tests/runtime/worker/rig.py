@@ -14,11 +14,12 @@ import torch
 from dualpace.runtime import messages as m
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel
+from dualpace.runtime.lockstep import LockstepBuffer
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wire import Message
-from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
+from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout, lockstep_layout
 from dualpace.runtime.worker import build
 from dualpace.runtime.worker.copies import CopyEngine, CopyJob
 from dualpace.runtime.worker.link import LifelineClosedError, Link
@@ -173,6 +174,10 @@ class Rig:
         layout = assist_layout(plan)
         self.assist_region = SharedRegion.create("assist", layout.nbytes)
         self.assist = AssistBuffer(self.assist_region, layout)
+        self.lockstep_region: SharedRegion | None = None
+        if plan.policy.lockstep:
+            nbytes = lockstep_layout(plan).nbytes
+            self.lockstep_region = SharedRegion.create("lockstep", nbytes)
         self.gpu, self.cpu = Peer(plan, "gpu"), Peer(plan, "cpu")
         self._steps = 0
         mix = random.Random(1)
@@ -201,8 +206,11 @@ class Rig:
 
     def _link(self, peer: Peer, other: Peer) -> Link:
         assist = AssistBuffer(self.assist_region, self.assist.layout)
-        host = self.host_region.view
-        return Link(peer.channel, peer.theirs, assist, host, other.channel.bell_down)
+        host, bell = self.host_region.view, other.channel.bell_down
+        lockstep = None
+        if self.lockstep_region is not None:
+            lockstep = LockstepBuffer(self.lockstep_region, lockstep_layout(self.plan))
+        return Link(peer.channel, peer.theirs, assist, host, bell, lockstep)
 
     def close(self) -> None:
         if isinstance(self.copies, HeldCopies):
@@ -241,47 +249,52 @@ class Rig:
         """Its input is what the step in flight samples."""
         return Row(talk, m.DECODE, len(talk.tokens), [m.TOKEN_IN_FLIGHT])
 
+    @staticmethod
+    def host(talk: Talk, place: int) -> Row:
+        """A decode of a host-resident request in lockstep, in sub-batch `place`."""
+        return Row(talk, m.HOST_FIRST + place, len(talk.tokens) - 1, talk.tokens[-1:])
+
     # ---- steps
 
     def send_gpu(
         self, rows: Sequence[Row] = (), migrations: Sequence[tuple[int, int, list, list]] = ()
     ) -> int:
-        """Migrations are (id, kind, source blocks, target blocks). Grows the rows' blocks."""
+        """Migrations are (id, kind, source blocks, target blocks). Grows the rows' blocks. Host
+        rows come last, by place.
+        """
         self._steps += 1
         for row in rows:
-            pool = "host" if row.kind == m.PREFILL_CPU else "gpu"
+            pool = "host" if row.kind >= m.PREFILL_CPU else "gpu"
             self.grow(row.talk, pool, row.start + len(row.tokens))
         talks = [row.talk for row in rows]
-        self.gpu.channel.send_down(
-            m.GpuBatch(
-                step=self._steps,
-                epoch=0,
-                request_ids=np.array([t.id for t in talks], np.int64),
-                kinds=np.array([row.kind for row in rows], np.uint8),
-                starts=np.array([row.start for row in rows], np.int32),
-                num_tokens=np.array([len(row.tokens) for row in rows], np.int32),
-                sample=np.array([row.sample for row in rows], np.uint8),
-                transfer_ids=np.array([row.transfer_id for row in rows], np.int64),
-                token_ids=np.array([t for row in rows for t in row.tokens], np.int32),
-                block_offsets=_offsets([t.blocks for t in talks]),
-                blocks=np.array([b for t in talks for b in t.blocks], np.int32),
-                temperature=np.array([t.temperature for t in talks], np.float32),
-                top_k=np.zeros(len(rows), np.int32),
-                top_p=np.ones(len(rows), np.float32),
-                uniform=np.array(
-                    [
-                        t.uniform_at(r.start + len(r.tokens))
-                        for t, r in zip(talks, rows, strict=True)
-                    ],
-                    np.float32,
-                ),
-                migration_ids=np.array([x[0] for x in migrations], np.int64),
-                migration_kinds=np.array([x[1] for x in migrations], np.uint8),
-                migration_offsets=_offsets([x[2] for x in migrations]),
-                source_blocks=np.array([b for x in migrations for b in x[2]], np.int32),
-                target_blocks=np.array([b for x in migrations for b in x[3]], np.int32),
-            )
+        batch = m.GpuBatch(
+            step=self._steps,
+            epoch=0,
+            request_ids=np.array([t.id for t in talks], np.int64),
+            kinds=np.array([row.kind for row in rows], np.uint8),
+            starts=np.array([row.start for row in rows], np.int32),
+            num_tokens=np.array([len(row.tokens) for row in rows], np.int32),
+            sample=np.array([row.sample for row in rows], np.uint8),
+            transfer_ids=np.array([row.transfer_id for row in rows], np.int64),
+            token_ids=np.array([t for row in rows for t in row.tokens], np.int32),
+            block_offsets=_offsets([t.blocks for t in talks]),
+            blocks=np.array([b for t in talks for b in t.blocks], np.int32),
+            temperature=np.array([t.temperature for t in talks], np.float32),
+            top_k=np.zeros(len(rows), np.int32),
+            top_p=np.ones(len(rows), np.float32),
+            uniform=np.array(
+                [t.uniform_at(r.start + len(r.tokens)) for t, r in zip(talks, rows, strict=True)],
+                np.float32,
+            ),
+            migration_ids=np.array([x[0] for x in migrations], np.int64),
+            migration_kinds=np.array([x[1] for x in migrations], np.uint8),
+            migration_offsets=_offsets([x[2] for x in migrations]),
+            source_blocks=np.array([b for x in migrations for b in x[2]], np.int32),
+            target_blocks=np.array([b for x in migrations for b in x[3]], np.int32),
         )
+        if any(row.kind >= m.HOST_FIRST for row in rows):
+            self.cpu.channel.send_down(batch)
+        self.gpu.channel.send_down(batch)
         return self._steps
 
     def gpu_done(self, step: int, rows: Sequence[Row] = ()) -> m.StepDone:

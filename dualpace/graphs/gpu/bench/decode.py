@@ -23,7 +23,7 @@ from dualpace.graphs.gpu.bench.setting import (
     random_pages,
     timed,
 )
-from dualpace.graphs.gpu.capture import DecodeBatch, DecodeGraphs, PieceGraphs
+from dualpace.graphs.gpu.capture import DecodeBatch, DecodeGraphs, DecodeInputs, LinearGraphs
 from dualpace.graphs.sampling import SamplingRows
 
 
@@ -187,7 +187,10 @@ def stage_sums(bench: Bench) -> None:
         rows = bench.rows.first(batch)
         decode = bench.decode(batch)
         decode.plan(random_pages([CONTEXT] * batch)[0])
-        pieces = PieceGraphs(bench.forward, bench.caches, rows, bench.capturer)
+        inputs = DecodeInputs(batch, bench.forward.device).views
+        linear = LinearGraphs(
+            bench.forward, bench.caches, rows, inputs, bench.sampled, bench.capturer
+        )
         out = rows.attn.view_as(rows.q)
 
         def attend(decode=decode, rows=rows, out=out) -> None:
@@ -203,24 +206,22 @@ def stage_sums(bench: Bench) -> None:
         bench.capturer.warm_up(greedy)
         head = bench.capturer.capture(greedy)
         chains = {
-            "pre": lambda r=rows, p=pieces: [
-                bench.forward.pre_attention(i, r, p.positions, bench.caches[i], p.slots)
+            "pre": lambda r=rows, v=inputs: [
+                bench.forward.pre_attention(i, r, v["positions"], bench.caches[i], v["slots"])
                 for i in layers
             ],
             "post": lambda r=rows: [bench.forward.post_attention(i, r) for i in layers],
         }
         times = {name: timed(bench.capturer.capture(f).replay) for name, f in chains.items()}
         times |= {"attention": timed(attended.replay), "head": timed(head.replay)}
-        apart = [timed(lambda f=f: [f(i) for i in layers]) for f in (pieces.pre, pieces.post)]
+        apart = timed(lambda g=linear: [g.first(), *(g.after(i) for i in layers)])
         floor = floors(bench, batch)
         shown = {name: f"{ms:.3f} ({ms / floor[name]:.2f}x)" for name, ms in times.items()}
         bench.note(
             f"stages_{batch}",
             {
                 "sum_ms": round(sum(times.values()), 3),
-                "sum_with_a_graph_a_piece_ms": round(
-                    sum(apart) + times["attention"] + times["head"], 3
-                ),
+                "sum_with_a_graph_a_piece_ms": round(apart + times["attention"] + times["head"], 3),
                 **shown,
             },
         )

@@ -10,7 +10,18 @@ import torch
 from dualpace.graphs.gpu.attention import PagedRows
 from dualpace.graphs.gpu.capture import DecodeBatch
 from dualpace.runtime.plan import BLOCK_TOKENS
-from dualpace.runtime.worker.rows import DecodeArrays, GpuWork, Int32, Int64, PromptRow
+from dualpace.runtime.worker.rows import (
+    CpuWork,
+    DecodeArrays,
+    GpuWork,
+    Int32,
+    Int64,
+    PromptRow,
+)
+
+IDLE = {"source": -1, "slots": -1, "top_p": 1.0}  # what padding rows feed; 0 elsewhere
+SAMPLING = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "u": "uniform"}
+"""Buffers by the fields of `SamplingArrays` that fill them."""
 
 
 def paged_decodes(decodes: DecodeArrays, bucket: int) -> PagedRows:
@@ -63,19 +74,34 @@ def decode_batch(work: GpuWork, source: Int32, bucket: int) -> DecodeBatch:
 
 def mixed_arrays(work: GpuWork, source: Int32) -> dict[str, np.ndarray]:
     """A round with prompts, by the names of the device's buffers."""
-    sampling = work.sampling
     return {
         "token_ids": np.maximum(work.token_ids, 0),
         "positions": work.positions,
         "slots": work.slots,  # of tokens whose KV goes to the host: none
         "source": source,
         "last_tokens": work.last_tokens,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "u": sampling.uniform,
         "host_blocks": host_blocks(work.host_prompts),
+        **{name: getattr(work.sampling, field) for name, field in SAMPLING.items()},
     }
+
+
+def paired_arrays(
+    work: GpuWork, source: Int32, first: CpuWork, second: CpuWork
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A round with host rows: those of the first sub-batch come last among the main rows; the
+    second has buffers of its own, and is sampled with the rest, last.
+    """
+    own, host = len(work.token_ids), len(first)
+    arrays = mixed_arrays(work, source)
+    arrays["token_ids"] = np.concatenate([arrays["token_ids"], first.token_ids])
+    arrays["positions"] = np.concatenate([work.positions, first.positions])
+    arrays["last_tokens"] = np.concatenate([work.last_tokens, np.arange(own, own + host)])
+    for name, field in SAMPLING.items():
+        parts = [getattr(part.sampling, field) for part in (work, first, second)]
+        arrays[name] = np.concatenate(parts)
+    nowhere = np.empty(0, np.int32)  # idle: known tokens, whose K and V are not kept here
+    others = {"token_ids": second.token_ids, "positions": second.positions}
+    return arrays, others | {"source": nowhere, "slots": nowhere}
 
 
 def host_blocks(prompts: Sequence[PromptRow]) -> Int32:

@@ -11,11 +11,14 @@ import torch
 
 from dualpace.graphs.gpu import attention
 from dualpace.graphs.gpu.host_memory import HostMemory
+from dualpace.graphs.gpu.stream_words import StreamWords
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES, Weights
 from dualpace.runtime.messages import (
     DECODE,
+    HOST_FIRST,
+    HOST_SECOND,
     PREFILL_CPU,
     PREFILL_GPU,
     SWAP_IN,
@@ -24,14 +27,18 @@ from dualpace.runtime.messages import (
 )
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.wiring import kv_layout
-from dualpace.runtime.worker.accelerator import AcceleratorWorker
+from dualpace.runtime.worker.accelerator import AcceleratorWorker, Rounds
+from dualpace.runtime.worker.cuda import lockstep
 from dualpace.runtime.worker.cuda import model as device_model
 from dualpace.runtime.worker.cuda.assists import AssistGraphs, DeviceAssists
 from dualpace.runtime.worker.cuda.compiles import Compiles
+from dualpace.runtime.worker.cuda.layer_times import device_times
+from dualpace.runtime.worker.cuda.lockstep import HostLink, PairedRounds
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, RegisteredPool, WriteOut
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.lockstep import Exchange
 
 if TYPE_CHECKING:
     from dualpace.runtime.worker.build import Progress
@@ -52,7 +59,8 @@ def build_device(
     buckets = device_model.buckets_up_to(plan.gpu.max_batch_size)
     boundaries = assists_reachable and plan.assist.mode == "boundary"
     spec = resolve_source(plan.model.source).spec
-    context, limit = plan.model.max_context, plan.gpu.max_batched_tokens
+    beside = plan.cpu.max_batch_size if link.lockstep is not None else 0  # host rows of a round
+    context, limit = plan.model.max_context, plan.gpu.max_batched_tokens + beside
     with progress.phase("products", "choosing products"):
         forward = device_model.make_forward(spec, weights, context, limit, None)
         device_model.choose_products(
@@ -71,6 +79,7 @@ def build_device(
             choice,
             boundaries,
             progress.steps("capturing decode steps"),
+            max_sampled=buckets[-1] + beside,
         )
     write_out = WriteOut(host) if plan.kv.host_blocks > 1 else None
     transfers = DeviceTransfers(pool, host)
@@ -84,9 +93,50 @@ def build_device(
             own = device_model.make_forward(spec, weights, 1, largest, forward.choices)
             graphs = AssistGraphs(own, largest, progress.steps("capturing assists"))
             assists = DeviceAssists(link, graphs, dtype, plan.assist.mode == "stream")
+    served: Rounds = rounds
+    if link.lockstep is not None:
+        served = _paired(plan, Exchange(link.lockstep, spec.head_dim, dtype), rounds, progress)
     torch.cuda.synchronize()
     progress.bytes["gpu_allocated"] = torch.cuda.memory_allocated()
-    return AcceleratorWorker(link, rounds, transfers, assists)
+    return AcceleratorWorker(link, served, transfers, assists)
+
+
+@torch.inference_mode()
+def _paired(
+    plan: Plan, exchange: Exchange, rounds: DeviceRounds, progress: "Progress"
+) -> PairedRounds:
+    """The rounds with two lanes for host rows, warm, and their layer timed."""
+    model = rounds.model
+    with progress.phase("lanes", "capturing dense work beside host rows"):
+        link = HostLink(exchange, StreamWords(), len(model.caches))
+        report = progress.steps("capturing dense work beside host rows")
+        lanes = lockstep.make_lanes(model, rounds.inputs, plan.cpu.max_batch_size, report)
+        paired = PairedRounds(rounds, *lanes, link)
+    with progress.phase("layer_times", "timing a layer"):
+        progress.layer_times = device_times(model, lanes[0], link)
+    with progress.phase("warm_up_lanes", "warming up"):
+        exchange.buffer.answer_all(True)
+        for batch in _warm_up_pairs(model.buckets):
+            _run(paired, batch)
+        exchange.buffer.answer_all(False)
+    return paired
+
+
+def _run(rounds: DeviceRounds | PairedRounds, batch: GpuBatch) -> None:
+    for _ in rounds.tasks(batch):
+        pass
+    torch.cuda.synchronize()
+    rounds.take_finished()
+
+
+def _warm_up_pairs(buckets: Sequence[int]) -> Iterator[GpuBatch]:
+    """Host rows of the scratch block beside decodes, beside prompts, and alone."""
+    for temperature in (0.0, 0.7):
+        for count in {1, 3, min(16, buckets[-1])}:
+            first, second = [(HOST_FIRST, 5, 1)] * count, [(HOST_SECOND, 5, 1)] * count
+            for own in ([(DECODE, 5, 1)], [(PREFILL_GPU, 0, 16)], []):
+                for host in (first, second, first + second):
+                    yield _batch(own + host, temperature)
 
 
 def _folder(plan: Plan) -> Path | None:
@@ -120,10 +170,7 @@ def _warm_up(
     """Runs prompts of the kinds and sizes that kernels are specialised for, in scratch blocks."""
     with torch.inference_mode():
         for batch in _warm_up_batches(buckets, host_tier):
-            for _ in rounds.tasks(batch):
-                pass
-            torch.cuda.synchronize()
-            rounds.take_finished()
+            _run(rounds, batch)
             transfers.take_ended()
 
 

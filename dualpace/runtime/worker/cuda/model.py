@@ -103,17 +103,19 @@ def make_model(
     choice: attention.Choice,
     segmented: bool,
     progress: Callable[[int, int], None],
+    max_sampled: int = 0,
 ) -> DeviceModel:
     """Captures the decode step of every bucket: whole, or `segmented` a layer at a time.
 
-    pool [L, B, 2, K, 16, D] on the device.
+    pool [L, B, 2, K, 16, D] on the device; `max_sampled` where a round may sample more rows than
+    the largest bucket has.
     """
     spec, device = forward.spec, forward.device
     caches = list(pool.unbind(0))
     heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
     maker = attention.make(choice, heads, forward.dtype, device)
     rows = Rows.empty(spec, max(max_rows, buckets[-1]), forward.dtype, device)
-    sampled = torch.zeros(buckets[-1], dtype=torch.int32, device=device)
+    sampled = torch.zeros(max(max_sampled, buckets[-1]), dtype=torch.int32, device=device)
     capturer = Capturer(device)
     decodes, attends = {}, {}
     for done, bucket in enumerate(reversed(buckets), start=1):  # large first: memory is shared

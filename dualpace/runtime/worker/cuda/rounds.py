@@ -9,14 +9,15 @@ device's own table.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dualpace.graphs.gpu.attention import Prefill
+from dualpace.graphs.gpu.attention import Decode, Prefill
+from dualpace.graphs.gpu.forward import Rows
 from dualpace.graphs.gpu.planned import PackedInputs
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.runtime.messages import GpuBatch, StepDone
@@ -26,21 +27,22 @@ from dualpace.runtime.worker.cuda.compiles import Compiles
 from dualpace.runtime.worker.cuda.events import DeviceClock, DeviceEvent
 from dualpace.runtime.worker.cuda.model import DeviceModel, second_kv
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, WriteOut
-from dualpace.runtime.worker.rows import GpuWork, Int32, gpu_work
+from dualpace.runtime.worker.rows import GpuWork, Int32, Int64, gpu_work
 
 _READS = 4  # pinned buffers for tokens on their way to the host
 _AHEAD = 1  # stage tasks queued behind the one on the device, where assists are served between
 _LAST = 4  # segments queued at once at a round's end, so that preparing the next one is hidden
-_IDLE = {"source": -1, "slots": -1, "top_p": 1.0}
 
 Tasks = Iterator[list[Event]]
 
 
 @dataclass(slots=True)
-class _Launched:
+class Launched:
     """A round that the device has or will have run."""
 
-    work: GpuWork
+    step: int
+    num_rows: int
+    sampled_rows: Int64
     launched_s: float
     was_idle: bool
     start: DeviceEvent | None = None
@@ -62,16 +64,16 @@ class DeviceRounds:
         compiles: Compiles,
         boundaries: bool,
     ) -> None:
-        self._model, self._transfers, self._write_out = model, transfers, write_out
+        self.model, self._transfers, self._write_out = model, transfers, write_out
         self._compiles = compiles
         self._boundaries = boundaries
         self._clock = DeviceClock()
-        self._launched: deque[_Launched] = deque()
+        self._launched: deque[Launched] = deque()
         self._index: dict[int, int] = {}  # request -> its entry of `model.sampled`
         device, rows = model.forward.device, len(model.rows.x)
         self._kv_rows = (model.rows, second_kv(model.rows))
         limit = len(model.sampled)
-        self._inputs = PackedInputs(
+        self.inputs = PackedInputs(
             {
                 "token_ids": (torch.int64, rows),
                 "positions": (torch.int64, rows),
@@ -88,7 +90,8 @@ class DeviceRounds:
         )
         self._prefills = _Prefills(model)
         self._reads = deque(
-            torch.zeros(limit, dtype=torch.int32, pin_memory=True) for _ in range(_READS)
+            torch.zeros(limit, dtype=torch.int32, pin_memory=device.type == "cuda")
+            for _ in range(_READS)
         )
         self._marks: deque[DeviceEvent] = deque(maxlen=_AHEAD + 1)
 
@@ -108,47 +111,115 @@ class DeviceRounds:
             done.append(self._finish(self._launched.popleft()))
         return done
 
-    def _finish(self, round: _Launched) -> StepDone:
-        work = round.work
-        tokens = np.full(work.num_rows, -1, np.int32)
+    def _finish(self, round: Launched) -> StepDone:
+        tokens = np.full(round.num_rows, -1, np.int32)
         started_s, duration_s = round.launched_s, 0.0
         if round.start is not None and round.end is not None:
             started_s, duration_s = self._clock.interval(
                 round.launched_s, round.was_idle, round.start, round.end
             )
         if round.tokens is not None:
-            tokens[work.sampled_rows] = round.tokens.numpy()
+            tokens[round.sampled_rows] = round.tokens.numpy()
         for transfer_id, events in round.copies or ():
             self._transfers.track(transfer_id, events)
-        return StepDone(work.step, started_s, duration_s, tokens, self._compiles.after_ready)
+        return StepDone(round.step, started_s, duration_s, tokens, self._compiles.after_ready)
 
     def tasks(self, batch: GpuBatch) -> Tasks:
         """Queues the batch; each step one stage task, or everything where nobody asks between."""
-        launched_s = time.monotonic()
         work = gpu_work(batch)
-        was_idle = not self._launched or _has_ended(self._launched[-1])
-        round = _Launched(work, launched_s, was_idle)
-        self._launched.append(round)
-        self._transfers.start_migrations(batch)
+        round = self.launch(batch, work.sampled_rows)
         if not work.num_rows:
             return
-        source = batches.sources(work, self._index)
         if work.num_decodes == work.num_rows:
-            yield from self._decode(round, source)
+            yield from self._decode(round, work)
         else:
-            yield from self._mixed(round, source)
-        if len(work.sampled_rows):
-            self._index = batches.index_of(work.sampled_ids)
+            yield from self._mixed(round, work)
+        self.end(round, work.sampled_ids)
+
+    # ---- parts of a round, also for those that carry host rows (`lockstep`)
+
+    def launch(self, batch: GpuBatch, sampled_rows: Int64) -> Launched:
+        """Starts the batch's swaps."""
+        launched_s = time.monotonic()
+        was_idle = not self._launched or _has_ended(self._launched[-1])
+        round = Launched(batch.step, len(batch.kinds), sampled_rows, launched_s, was_idle)
+        self._launched.append(round)
+        self._transfers.start_migrations(batch)
+        return round
+
+    def sources(self, work: GpuWork) -> Int32:
+        """Entries of `model.sampled` that hold tokens which the host has not seen, else -1."""
+        return batches.sources(work, self._index)
+
+    def attention(self, work: GpuWork) -> "OwnAttention":
+        """Plans it for all layers."""
+        model = self.model
+        bucket = model.bucket(max(work.num_decodes, 1))
+        decode = model.attends[bucket]
+        if work.num_decodes:
+            decode.plan(batches.paged_decodes(work.decodes, bucket))
+        prefills = self._prefills.plan(work)
+        return OwnAttention(model, decode if work.num_decodes else None, bucket, prefills)
+
+    def by_turn(self, work: GpuWork, count: int) -> list[Rows]:
+        """The rows of even and of odd layers, which differ where copies may still read K and V."""
+        even, odd = (rows.first(count) for rows in self._kv_rows)
+        return [even, odd if work.host_prompts else even]
+
+    def pre_attention(self, layer: int, rows: Rows, work: GpuWork) -> None:
+        """h -> q, k, v; those that stay go to the pool, those of host prompts on their way."""
+        count, views = len(rows.x), self.inputs.views
+        if work.host_prompts:
+            assert self._write_out is not None
+            self._write_out.before_layer(layer)
+        self.model.forward.pre_attention(
+            layer,
+            rows,
+            views["positions"][:count],
+            self.model.caches[layer],
+            views["slots"][:count],
+        )
+
+    def write_out(self, layer: int, rows: Rows, work: GpuWork, round: Launched) -> None:
+        """Starts the copies of the layer's k and v to the host."""
+        if not work.host_prompts:
+            return
+        assert self._write_out is not None
+        blocks = self.inputs.views["host_blocks"]
+        last = self._write_out.layer(layer, rows.k, rows.v, blocks, work.host_prompts)
+        round.copies = [(prompt.transfer_id, [last]) for prompt in work.host_prompts]
+
+    def send(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """A mixed round's arrays, by the names of the device's buffers."""
+        if self._write_out is not None:
+            self._write_out.before_round()
+        self.inputs.send(arrays, idle=batches.IDLE)
+        self.inputs.sent()
+
+    def sample(self, h: Tensor, greedy: bool) -> None:
+        """Final-normed h -> `model.sampled`, by the sampling arrays that were sent."""
+        tokens = self.model.sampled[: len(h)]
+        if greedy:
+            self.model.forward.greedy(h, tokens)
+            return
+        views = {name: view[: len(h)] for name, view in self.inputs.views.items()}
+        how = SamplingRows(views["temperature"], views["top_k"], views["top_p"], views["u"])
+        self.model.forward.sample(h, how, tokens)
+
+    def end(self, round: Launched, sampled_ids: Int64) -> None:
+        """Tokens start for the host."""
+        if len(sampled_ids):
+            self._index = batches.index_of(sampled_ids)
             self._read(round)
         round.end = DeviceEvent(timed=True)
 
     # ---- rounds
 
-    def _decode(self, round: _Launched, source: Int32) -> Tasks:
-        model, work = self._model, round.work
+    def _decode(self, round: Launched, work: GpuWork) -> Tasks:
+        model = self.model
         bucket = model.bucket(work.num_rows)
         graphs = model.decodes[bucket]
-        graphs.begin(batches.decode_batch(work, source, bucket))
+        graphs.begin(batches.decode_batch(work, self.sources(work), bucket))
         round.start = DeviceEvent(timed=True)
         if self._boundaries:
             graphs.pre_layer()
@@ -160,62 +231,35 @@ class DeviceRounds:
             yield []
         graphs.post_layer()
 
-    def _mixed(self, round: _Launched, source: Int32) -> Tasks:
-        model, work = self._model, round.work
-        forward, count = model.forward, len(work.token_ids)
-        if self._write_out is not None:
-            self._write_out.before_round()
-        self._inputs.send(batches.mixed_arrays(work, source), idle=_IDLE)
-        self._inputs.sent()
-        views = {name: view[:count] for name, view in self._inputs.views.items()}
-        bucket = model.bucket(max(work.num_decodes, 1))
-        attend = model.attends[bucket]
-        if work.num_decodes:
-            attend.plan(batches.paged_decodes(work.decodes, bucket))
-        prefills = self._prefills.plan(work)
-        by_turn = [rows.first(count) for rows in self._kv_rows]
-        q, attn = model.rows.q, model.rows.attn.view_as(model.rows.q)
-        copies: list[tuple[int, list[DeviceEvent]]] = []
-        round.copies = copies
+    def _mixed(self, round: Launched, work: GpuWork) -> Tasks:
+        model, views = self.model, self.inputs.views
+        count, num_layers = len(work.token_ids), len(model.caches)
+        self.send(batches.mixed_arrays(work, self.sources(work)))
+        attention = self.attention(work)
+        by_turn = self.by_turn(work, count)
+        round.copies = []
         round.start = DeviceEvent(timed=True)
-        forward.embed(by_turn[0], views["token_ids"], views["source"], model.sampled)
-        for layer, cache in enumerate(model.caches):
-            rows = by_turn[layer % 2 if work.host_prompts else 0]
-            if work.host_prompts:
-                assert self._write_out is not None
-                self._write_out.before_layer(layer)
-            forward.pre_attention(layer, rows, views["positions"], cache, views["slots"])
-            if work.host_prompts:
-                assert self._write_out is not None
-                blocks = self._inputs.views["host_blocks"]
-                last = self._write_out.layer(layer, rows.k, rows.v, blocks, work.host_prompts)
-                copies[:] = [(prompt.transfer_id, [last]) for prompt in work.host_prompts]
-            if work.num_decodes:  # padding rows write where prompts are about to
-                attend.run(q[:bucket], cache, attn[:bucket])
-            for first, end, prefill in prefills:
-                part = slice(first, end)
-                prefill.run(q[part], rows.k[part], rows.v[part], attn[part], cache)
-            forward.post_attention(layer, rows)
-            yield self._boundary(len(model.caches) - 1 - layer)
+        model.forward.embed(
+            by_turn[0], views["token_ids"][:count], views["source"][:count], model.sampled
+        )
+        for layer in range(num_layers):
+            rows = by_turn[layer % 2]
+            self.pre_attention(layer, rows, work)
+            self.write_out(layer, rows, work, round)
+            attention.run(layer, rows)
+            model.forward.post_attention(layer, rows)
+            yield self._boundary(num_layers - 1 - layer)
         sampled = len(work.sampled_rows)
         if sampled:
-            h = by_turn[0].h.index_select(0, self._inputs.views["last_tokens"][:sampled])
-            self._sample(h, work, model.sampled[:sampled])
+            h = by_turn[0].h.index_select(0, views["last_tokens"][:sampled])
+            self.sample(h, greedy=not work.sampling.temperature.any())
 
-    def _sample(self, h: Tensor, work: GpuWork, tokens: Tensor) -> None:
-        if not work.sampling.temperature.any():
-            self._model.forward.greedy(h, tokens)
-            return
-        views = {name: view[: len(h)] for name, view in self._inputs.views.items()}
-        how = SamplingRows(views["temperature"], views["top_k"], views["top_p"], views["u"])
-        self._model.forward.sample(h, how, tokens)
-
-    def _read(self, round: _Launched) -> None:
+    def _read(self, round: Launched) -> None:
         """Tokens start for the host; the buffer is used again when `_READS` rounds have passed."""
-        count = len(round.work.sampled_rows)
+        count = len(round.sampled_rows)
         self._reads.rotate(1)
         round.tokens = self._reads[0][:count]
-        round.tokens.copy_(self._model.sampled[:count], non_blocking=True)
+        round.tokens.copy_(self.model.sampled[:count], non_blocking=True)
 
     def _boundary(self, tasks_left: int) -> list[Event]:
         """What must have ended before the next task may be queued."""
@@ -223,6 +267,30 @@ class DeviceRounds:
             return []
         self._marks.append(DeviceEvent())
         return [self._marks[0]] if tasks_left > _LAST and len(self._marks) > _AHEAD else []
+
+
+class OwnAttention:
+    """Attention of a batch's own rows, planned for all layers."""
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        decode: Decode | None,
+        bucket: int,
+        prefills: Sequence[tuple[int, int, Prefill]],
+    ) -> None:
+        self._model, self._decode, self._bucket, self._prefills = model, decode, bucket, prefills
+
+    def run(self, layer: int, rows: Rows) -> None:
+        """q, k, v -> attn. Padding rows of decodes write beyond them, before others do."""
+        model, bucket = self._model, self._bucket
+        cache, q = model.caches[layer], model.rows.q
+        attn = model.rows.attn.view_as(q)
+        if self._decode is not None:
+            self._decode.run(q[:bucket], cache, attn[:bucket])
+        for first, end, prefill in self._prefills:
+            part = slice(first, end)
+            prefill.run(q[part], rows.k[part], rows.v[part], attn[part], cache)
 
 
 class _Prefills:
@@ -251,6 +319,6 @@ class _Prefills:
         return planned
 
 
-def _has_ended(round: _Launched) -> bool:
+def _has_ended(round: Launched) -> bool:
     """Rounds that are still being queued have no end yet."""
-    return not round.work.num_rows or (round.end is not None and round.end.is_done())
+    return not round.num_rows or (round.end is not None and round.end.is_done())
