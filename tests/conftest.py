@@ -5,6 +5,7 @@ Imports are inside the fixtures, so that tests without torch stay fast.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,10 +56,11 @@ def hf_smollm2_folder(smollm2: Source, request: pytest.FixtureRequest) -> Path:
     assert smollm2.path is not None and request.config.cache is not None
     cache = request.config.cache.mkdir(f"smollm2-{smollm2.path.stat().st_size}")
     folder = cache / "converted"
-    if not folder.is_dir():
-        partial = cache / f"partial-{os.getpid()}"
-        convert_gguf(smollm2.path, partial)
-        if not folder.is_dir():  # another run may have been faster
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process converts, others wait for it
+        if not folder.is_dir():
+            partial = cache / f"partial-{os.getpid()}"
+            convert_gguf(smollm2.path, partial)
             partial.rename(folder)
     return folder
 
