@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dualpace.runtime.messages import GpuBatch, StepDone, TransfersDone
+from dualpace.runtime.order import TASK, Decision, OrderFollower, OrderLeader
 from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 from dualpace.runtime.worker.copies import Event, all_done
 from dualpace.runtime.worker.link import Link
@@ -50,6 +51,9 @@ class Assists(Pollable, Protocol):
     def serve(self) -> bool:
         """Takes a ready assist, or answers one that has run; whether there was one."""
 
+    def follow(self, decision: Decision) -> None:
+        """Takes part in an assist that another rank serves."""
+
 
 class Transfers(Pollable, Protocol):
     """The copies that a device has been given."""
@@ -67,11 +71,13 @@ class AcceleratorWorker:
         rounds: Rounds,
         transfers: Transfers,
         assists: Assists | None,
+        order: OrderLeader | None = None,
     ) -> None:
         self._link = link
         self._rounds = rounds
         self._transfers = transfers
         self._assists = assists  # None where no CPU batch can ever ask: whole-forward mode
+        self._order = order  # of the other ranks, where this one decides between tasks and assists
         self._batches: deque[GpuBatch] = deque()
         self._tasks: Tasks | None = None
         self._blockers: list[Event] = []
@@ -124,9 +130,56 @@ class AcceleratorWorker:
     def _run_task(self) -> None:
         if not self._can_go_on():
             return
+        if self._order is not None:
+            self._order.say(Decision(TASK))
         if self._tasks is None:
             self._tasks = self._rounds.tasks(self._batches.popleft())
         try:
             self._blockers = next(self._tasks)
         except StopIteration:
             self._tasks, self._blockers = None, []
+
+
+class FollowerWorker(AcceleratorWorker):
+    """Another rank than the first, which decides what comes next where assists are served."""
+
+    def __init__(
+        self,
+        link: Link,
+        rounds: Rounds,
+        transfers: Transfers,
+        assists: Assists,
+        decisions: OrderFollower,
+    ) -> None:
+        super().__init__(link, rounds, transfers, assists)
+        self._decisions = decisions
+        self._next: Decision | None = None
+
+    @torch.inference_mode()
+    def turn(self) -> None:
+        """Waits for a decision, and for what a task needs here; then carries it out."""
+        self._look()
+        self._link.wait(block=not (self._is_next_ready() or self._must_poll()))
+        self._receive()
+        self._look()
+        if self._is_next_ready():
+            self._carry_out()
+        for _ in self._rounds.take_finished():
+            pass  # the first rank reports them
+        self._report_transfers()
+
+    def _is_next_ready(self) -> bool:
+        """Its batch may be on its way still, or a copy of this rank's be in the way."""
+        return self._next is not None and (not self._next.is_task or self._can_go_on())
+
+    def _look(self) -> None:
+        if self._next is None:
+            self._next = self._decisions.next()
+
+    def _carry_out(self) -> None:
+        decision, self._next = self._next, None
+        assert decision is not None and self._assists is not None
+        if decision.is_task:
+            self._run_task()
+        else:
+            self._assists.follow(decision)

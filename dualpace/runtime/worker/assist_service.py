@@ -5,27 +5,44 @@ It takes no KV, no queue and no ownership: tensors in, tensors or tokens out.
 """
 
 import time
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from dualpace.graphs.executor import Stages
+from dualpace.graphs.sampling import SamplingRows
 from dualpace.runtime.assist import AssistKind
+from dualpace.runtime.kv.overlaps import Overlap
 from dualpace.runtime.messages import AssistDone
+from dualpace.runtime.order import Decision, OrderLeader
 from dualpace.runtime.worker.activations import Activations, sampling_rows
 from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.rows import SamplingArrays
 
 
 class AssistService:
     must_poll = False  # an assist has ended when `serve` returns
 
     def __init__(
-        self, link: Link, stages: Stages, dtype: torch.dtype, device: torch.device
+        self,
+        link: Link,
+        stages: Stages,
+        dtype: torch.dtype,
+        device: torch.device,
+        columns: Sequence[Overlap] = (Overlap(0, slice(None), slice(None)),),
+        order: OrderLeader | None = None,
     ) -> None:
+        """`columns`: where this rank's attention lies among what CPU ranks write. `order`: of the
+        other ranks, which have to serve the same assist."""
         self._link = link
         self._stages = stages
         self._buffer = link.assist
         self._shared = Activations(link.assist, dtype)
         self._device = device
+        self._columns = columns
+        self._order = order
 
     def serve(self) -> bool:
         """Runs a ready assist, and says whether there was one."""
@@ -38,9 +55,12 @@ class AssistService:
         sampling = None
         if kind != AssistKind.POST_ATTENTION:
             sampling = sampling_rows(self._shared.sampling(rows), self._device)
+        if self._order is not None:
+            greedy = sampling is None or sampling.all_greedy
+            self._order.say(Decision(kind, layer, rows, greedy))
         launched = time.monotonic()
         x = self._shared.residual[:rows].to(self._device)
-        attention = self._shared.attention[:rows].to(self._device)
+        attention = self._attention(rows)
         moved_in = time.monotonic()
         if kind != AssistKind.POST_LAYER:
             x = self._stages.post_attention(layer, attention, x)
@@ -68,3 +88,27 @@ class AssistService:
             )
         )
         return True
+
+    def follow(self, decision: Decision) -> None:
+        """This rank's part of what the first one serves, which answers."""
+        rows, kind = decision.rows, AssistKind(decision.kind)
+        x = self._shared.residual[:rows].to(self._device)
+        if kind != AssistKind.POST_LAYER:
+            x = self._stages.post_attention(decision.layer, self._attention(rows), x)
+        if kind != AssistKind.POST_ATTENTION:
+            self._stages.post_layer(x, _like_sampling(decision, self._device))
+
+    def _attention(self, rows: int) -> Tensor:
+        """[rows, columns of this rank's heads]."""
+        parts = [
+            self._shared.attention_parts[part.other][:rows, part.theirs].to(self._device)
+            for part in self._columns
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _like_sampling(decision: Decision, device: torch.device) -> SamplingRows:
+    """Rows that take the same way through the stages; which tokens come out does not matter."""
+    temperature = np.full(decision.rows, 0.0 if decision.all_greedy else 1.0, np.float32)
+    ones, zeros = np.ones_like(temperature), np.zeros_like(temperature)
+    return sampling_rows(SamplingArrays(temperature, zeros.astype(np.int32), ones, zeros), device)

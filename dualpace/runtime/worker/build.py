@@ -14,8 +14,10 @@ from dualpace.graphs.buckets import by_stage
 from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.executor import Stages
 from dualpace.graphs.load import load_weights
+from dualpace.graphs.shard import Shard
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES
+from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.wiring import kv_layout
@@ -24,11 +26,27 @@ from dualpace.runtime.worker.assist_service import AssistService
 from dualpace.runtime.worker.attention import AcceleratorAttention, DecodeAttention
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cpu_worker import CpuWorker
-from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
+from dualpace.runtime.worker.kv_pools import AcceleratorPool
 from dualpace.runtime.worker.layer_times import Times, accelerator_times, host_times
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import AttentionWorker, Exchange, LockstepRounds
-from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
+from dualpace.runtime.worker.ranks import (
+    ALONE,
+    Ranks,
+    attention_columns,
+    host_parts,
+    host_shard,
+    join,
+    make_worker,
+    order_of,
+)
+from dualpace.runtime.worker.routes import (
+    FullCpu,
+    FusedAssist,
+    RouteRun,
+    SplitFinal,
+    assist_client,
+)
 from dualpace.runtime.worker.stand_in import StandInRounds
 from dualpace.runtime.worker.transfers import Staging, Transfers
 
@@ -81,37 +99,53 @@ def build_accelerator(
 
         return build_device(plan, link, progress, assists_reachable(plan))
     device = torch.device(plan.gpu.device)
-    stages = worker_stages(plan, "gpu", progress)
-    layout, dtype = kv_layout(plan), DTYPES[plan.model.dtype]
+    ranks = join(plan, "gpu", link)
+    stages = worker_stages(plan, "gpu", progress, ranks)
+    layout, dtype = kv_layout(plan, plan.gpu.tp), DTYPES[plan.model.dtype]
+    num_q_heads = plan.model.num_q_heads // plan.gpu.tp
     with progress.phase("pools", "making the accelerator's KV pool"):
         hbm = AcceleratorPool(layout, plan.kv.gpu_blocks, dtype, device)
-        host = HostPool(link.host_pool, layout, plan.kv.host_blocks, dtype)
+        hosts = host_parts(plan, link, ranks.shard)
         progress.bytes["gpu_kv"] = hbm.blocks.nbytes
     with progress.phase("attention", "preparing attention"):
-        attention = AcceleratorAttention(hbm, plan.model.num_q_heads, plan.gpu.threads)
+        attention = AcceleratorAttention(hbm, num_q_heads, plan.gpu.threads)
         attention.warm_up()
     copies = copy_engine(link.doorbell)
-    staging = Staging(host, plan.gpu.max_batched_tokens, copies)
+    staging = Staging(hbm, hosts, plan.gpu.max_batched_tokens, copies)
     progress.bytes["staging"] = staging.nbytes
-    assists = AssistService(link, stages, dtype, device) if assists_reachable(plan) else None
-    transfers = Transfers(hbm, host, copies)
+    transfers = Transfers(hbm, hosts, copies)
     rounds = StandInRounds(stages, attention, transfers, staging, plan.model.num_layers, device)
     if link.lockstep is None:
-        return AcceleratorWorker(link, rounds, transfers, assists)
+        assists = _assists(plan, link, stages, ranks.shard)
+        return make_worker(link, rounds, transfers, assists)
     with progress.phase("layer_times", "timing a layer"):
         decode = DecodeAttention(hbm.layers, plan.model.num_q_heads, plan.gpu.threads)
         progress.layer_times = accelerator_times(plan, stages, decode, hbm.blocks)
     exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
     mixed = LockstepRounds(rounds, stages, link, exchange, plan.model.num_layers)
-    return AcceleratorWorker(link, mixed, transfers, assists)
+    return AcceleratorWorker(link, mixed, transfers, None)
+
+
+def _assists(plan: Plan, link: Link, stages: Stages, shard: Shard) -> AssistService | None:
+    if not assists_reachable(plan):
+        return None
+    order = order_of(link)
+    return AssistService(
+        link,
+        stages,
+        DTYPES[plan.model.dtype],
+        torch.device(plan.gpu.device),
+        attention_columns(plan, shard),
+        order if isinstance(order, OrderLeader) else None,
+    )
 
 
 def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
     """The worker of `--role cpu`."""
-    layout, dtype = kv_layout(plan), DTYPES[plan.model.dtype]
-    host = HostPool(link.host_pool, layout, plan.kv.host_blocks, dtype)
+    dtype, num_q_heads = DTYPES[plan.model.dtype], plan.model.num_q_heads // plan.cpu.tp
+    host = host_shard(plan, link, link.rank)
     with progress.phase("attention", "preparing attention"):
-        attention = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
+        attention = DecodeAttention(host.layers, num_q_heads, plan.cpu.threads)
         attention.warm_up()
     if link.lockstep is not None:
         with progress.phase("layer_times", "timing a layer"):
@@ -120,9 +154,10 @@ def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
         second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
         is_rung = plan.gpu.device == "cpu"
         return AttentionWorker(link, host, exchange, (attention, second), is_rung)
-    stages = worker_stages(plan, "cpu", progress)
-    width = plan.model.num_q_heads * plan.model.head_dim
-    client = AssistClient(link, dtype)
+    ranks = join(plan, "cpu", link)
+    stages = worker_stages(plan, "cpu", progress, ranks)
+    width = num_q_heads * plan.model.head_dim
+    client = assist_client(link, dtype, ranks.collective)
     routes: dict[Route, RouteRun] = {
         Route.FULL_CPU: FullCpu(stages, width),
         Route.SPLIT_FINAL: SplitFinal(stages, width, client),
@@ -138,16 +173,17 @@ def assists_reachable(plan: Plan) -> bool:
     return not plan.policy.lockstep and plan.cpu.max_batch_size > plan.assist.post_layer_limit
 
 
-def worker_stages(plan: Plan, role: str, progress: Progress) -> Stages:
+def worker_stages(plan: Plan, role: str, progress: Progress, ranks: Ranks = ALONE) -> Stages:
     """The executables of this worker's stages. Under a tiered start what has to be compiled is
     compiled by a process of the lowest priority, which ends with this one.
     """
     part, settings = (plan.gpu if role == "gpu" else plan.cpu), plan.compile
     backends = settings.candidates_gpu if role == "gpu" else settings.candidates_cpu
     buckets = settings.buckets_gpu if role == "gpu" else settings.buckets_cpu
+    cores = part.rank_cores[ranks.shard.rank] if part.rank_cores else ()
     source = resolve_source(plan.model.source)
     with progress.phase("weights", f"loading {plan.model.name}"):
-        weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed)
+        weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed, ranks.shard)
         progress.bytes["weights"] = weights.num_bytes()
     with progress.phase("stages", "preparing stages"):
         return GraphCache().build(
@@ -157,9 +193,11 @@ def worker_stages(plan: Plan, role: str, progress: Progress) -> Stages:
             backend=backends,
             buckets=by_stage(buckets.layers, buckets.final),
             max_context=plan.model.max_context,
+            shard=ranks.shard,
+            collective=ranks.collective,
             cache_dir=settings.cache_dir,
             report=progress.steps("compiling and timing stages"),
             # A process of one core does as well itself.
-            processes=len(part.cores) if len(part.cores) > 1 else 0,
+            processes=len(cores) if len(cores) > 1 else 0,
             start=settings.start,
         )

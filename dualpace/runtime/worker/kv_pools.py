@@ -3,6 +3,7 @@
 How a pool lies in memory is `KvLayout`'s; who owns which block is the engine's business.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -15,8 +16,8 @@ Words = npt.NDArray[Any]  # KV elements as integers of their size: copies move b
 
 
 class HostPool:
-    """The shared host pool: `blocks` [B, L, 2, K, 16, D]; `layers[l]` is the strided [B, 2, K, 16,
-    D] of a layer.
+    """The shared host pool, or a rank's part of it: `blocks` [B, L, 2, K, 16, D]; `layers[l]` is
+    the strided [B, 2, K, 16, D] of a layer.
     """
 
     def __init__(
@@ -29,6 +30,21 @@ class HostPool:
 
     def words(self) -> Words:
         return as_words(self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """Heads that an accelerator rank has in common with a CPU rank: `own` of the one's, `theirs` of
+    the other's, whose pool it is.
+    """
+
+    pool: HostPool
+    own: slice
+    theirs: slice
+
+    def words(self) -> Words:
+        """[B, L, 2, common heads, 16, D]."""
+        return self.pool.words()[:, :, :, self.theirs]
 
 
 class AcceleratorPool:

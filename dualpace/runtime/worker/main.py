@@ -58,7 +58,8 @@ def main(
         settle(plan, options.role, options.rank)
         _serve(plan, options.role, link, copy_engine)
     except LifelineClosedError:
-        return
+        sys.stdout.flush()
+        os._exit(0)  # nothing here is worth the second that torch takes to end
     except ConfigError as error:
         link.send(Failed(str(error), 1))
     except Exception as error:  # the engine hears of it, whoever reads the log sees where
@@ -80,6 +81,7 @@ def settle(plan: Plan, role: str, rank: int = 0) -> None:
 def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyEngine]) -> None:
     link.send(Phase("importing torch"))
     started = time.monotonic()
+    from dualpace.graphs.collective import PeerLost
     from dualpace.runtime.worker import build
 
     def say(text: str) -> None:
@@ -89,12 +91,16 @@ def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyE
     progress = build.Progress(say)
     progress.seconds["import"] = round(time.monotonic() - started, 3)
     worker: build.Worker
-    if role == "gpu":
-        worker = build.build_accelerator(plan, link, progress, copy_engine)
-    else:
-        worker = build.build_cpu(plan, link, progress)
-    worker.ready()
-    info = {"seconds": progress.seconds, "bytes": progress.bytes}
-    link.send(Ready(json.dumps({**info, "layer_times": progress.layer_times})))
-    while True:
-        worker.turn()
+    try:
+        if role == "gpu":
+            worker = build.build_accelerator(plan, link, progress, copy_engine)
+        else:
+            worker = build.build_cpu(plan, link, progress)
+        worker.ready()
+        info = {"seconds": progress.seconds, "bytes": progress.bytes}
+        link.send(Ready(json.dumps({**info, "layer_times": progress.layer_times})))
+        while True:
+            worker.turn()
+    except PeerLost as error:  # nothing that this one did: the engine starts all ranks again
+        print(f"{role} worker {link.rank}: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dualpace.graphs.collective import Collective
 from dualpace.graphs.executor import Stages
-from dualpace.runtime.assist import AssistKind
+from dualpace.runtime.assist import AssistKind, AssistLostError
 from dualpace.runtime.worker.activations import Activations, sampling_rows
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.rows import SamplingArrays
@@ -37,7 +38,13 @@ class AssistClient:
     def __init__(self, link: Link, dtype: torch.dtype) -> None:
         self._link = link
         self._buffer = link.assist
-        self.shared = Activations(link.assist, dtype)
+        self.shared = Activations(link.assist, dtype, link.rank)
+
+    def write(self, x: Tensor, sampling: SamplingArrays | None = None) -> None:
+        """The residual [B, H], and how to sample where that follows."""
+        self.shared.residual[: len(x)] = x
+        if sampling is not None:
+            self.shared.write_sampling(sampling)
 
     def ask(self, kind: AssistKind, layer: int, num_rows: int) -> None:
         """Returns when the result is in the buffer; `release` after reading it."""
@@ -51,6 +58,44 @@ class AssistClient:
     def tokens(self, num_rows: int) -> Tensor:
         """int32 [B] of the finished assist, copied out."""
         return torch.from_numpy(self._buffer.tokens[:num_rows].copy())
+
+
+class GroupAssistClient(AssistClient):
+    """Of one rank of several: the first one asks for all. Each has written its heads' attention."""
+
+    def __init__(self, link: Link, dtype: torch.dtype, collective: Collective) -> None:
+        super().__init__(link, dtype)
+        self._collective = collective
+        self._is_first = collective.rank == 0
+
+    def write(self, x: Tensor, sampling: SamplingArrays | None = None) -> None:
+        if self._is_first:  # x is the same on every rank
+            super().write(x, sampling)
+
+    def ask(self, kind: AssistKind, layer: int, num_rows: int) -> None:
+        """All ranks go on or all give up: one that saw the result might see the loss of its sender
+        before another has seen the result.
+        """
+        self._collective.barrier()
+        was_lost = torch.zeros(1)
+        if self._is_first:
+            try:
+                super().ask(kind, layer, num_rows)
+            except AssistLostError:
+                was_lost[0] = 1
+        if self._collective.all_reduce(was_lost).item():
+            raise AssistLostError
+
+    def release(self) -> None:
+        if self._is_first:
+            super().release()
+
+
+def assist_client(link: Link, dtype: torch.dtype, collective: Collective | None) -> AssistClient:
+    """For a group of one (no collective) or of several ranks."""
+    if collective is None:
+        return AssistClient(link, dtype)
+    return GroupAssistClient(link, dtype, collective)
 
 
 class FullCpu:
@@ -81,8 +126,7 @@ class SplitFinal(FullCpu):
 
     def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
         rows = len(x)
-        self._client.shared.residual[:rows] = x
-        self._client.shared.write_sampling(sampling)
+        self._client.write(x, sampling)
         self._client.ask(AssistKind.POST_LAYER, 0, rows)
         tokens = self._client.tokens(rows)
         self._client.release()
@@ -103,17 +147,16 @@ class FusedAssist:
 
     def finish_layer(self, layer: int, attention: Tensor, x: Tensor) -> Tensor:
         """The last layer's rest waits for `tokens`."""
-        rows, shared = len(x), self._client.shared
-        shared.residual[:rows] = x
         if layer == self._last_layer:
-            return shared.residual[:rows]
-        self._client.ask(AssistKind.POST_ATTENTION, layer, rows)
-        x = shared.result[:rows].clone()
+            return x
+        self._client.write(x)
+        self._client.ask(AssistKind.POST_ATTENTION, layer, len(x))
+        x = self._client.shared.result[: len(x)].clone()
         self._client.release()
         return x
 
     def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
-        self._client.shared.write_sampling(sampling)
+        self._client.write(x, sampling)
         self._client.ask(AssistKind.POST_ATTENTION_FINAL, self._last_layer, len(x))
         tokens = self._client.tokens(len(x))
         self._client.release()

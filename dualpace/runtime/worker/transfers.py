@@ -13,7 +13,7 @@ from torch import Tensor
 from dualpace.runtime.messages import SWAP_OUT, GpuBatch
 from dualpace.runtime.plan import BLOCK_TOKENS
 from dualpace.runtime.worker.copies import CopyEngine, CopyEvent, all_done
-from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool, Words, as_words
+from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPart, Words, as_words
 from dualpace.runtime.worker.rows import Int32, PromptRow
 
 _STAGING_BUFFERS = 2
@@ -24,9 +24,9 @@ class Transfers:
 
     must_poll = False  # the copy thread rings the doorbell
 
-    def __init__(self, hbm: AcceleratorPool, host: HostPool, copies: CopyEngine) -> None:
-        self._hbm = hbm.words()
-        self._host = host.words()
+    def __init__(self, hbm: AcceleratorPool, hosts: Sequence[HostPart], copies: CopyEngine) -> None:
+        words = hbm.words()
+        self._pools = [(words[:, :, :, host.own], host.words()) for host in hosts]
         self._copies = copies
         self._events: dict[int, list[CopyEvent]] = {}  # by transfer
         self._migrations: list[CopyEvent] = []
@@ -63,13 +63,15 @@ class Transfers:
 
     def _swap_out(self, source: Int32, target: Int32) -> CopyEvent:
         def copy() -> None:
-            self._host[target] = self._hbm[:, source].swapaxes(0, 1)
+            for hbm, host in self._pools:
+                host[target] = hbm[:, source].swapaxes(0, 1)
 
         return self._copies.submit(copy)
 
     def _swap_in(self, source: Int32, target: Int32) -> CopyEvent:
         def copy() -> None:
-            self._hbm[:, target] = self._host[source].swapaxes(0, 1)
+            for hbm, host in self._pools:
+                hbm[:, target] = host[source].swapaxes(0, 1)
 
         return self._copies.submit(copy)
 
@@ -77,12 +79,18 @@ class Transfers:
 class Staging:
     """Two buffers of K and V for one layer of `max_tokens` tokens; layers take turns."""
 
-    def __init__(self, host: HostPool, max_tokens: int, copies: CopyEngine) -> None:
-        _, _, _, kv_heads, _, head_dim = host.blocks.shape
+    def __init__(
+        self,
+        hbm: AcceleratorPool,
+        hosts: Sequence[HostPart],
+        max_tokens: int,
+        copies: CopyEngine,
+    ) -> None:
+        _, _, _, kv_heads, _, head_dim = hbm.blocks.shape
         size = (_STAGING_BUFFERS, 2, max_tokens, kv_heads, head_dim)
-        self._buffers = host.blocks.new_empty(size)
+        self._buffers = hbm.blocks.new_empty(size)
         self._words = as_words(self._buffers)
-        self._host = host.words()
+        self._hosts = [(host.own, host.words()) for host in hosts]
         self._copies = copies
         self._readers: list[list[CopyEvent]] = [[] for _ in range(_STAGING_BUFFERS)]
 
@@ -117,17 +125,20 @@ class Staging:
 
     def _copy(self, layer: int, staged: Words, blocks: Int32) -> CopyEvent:
         """`staged` is [2, T, kv_heads, head_dim]; a block wants [2, kv_heads, 16, head_dim]."""
-        host = self._host[:, layer]
-        num_tokens = staged.shape[1]
-        whole = num_tokens // BLOCK_TOKENS
-        rest = num_tokens % BLOCK_TOKENS
+        parts = [(staged[:, :, own], host[:, layer]) for own, host in self._hosts]
 
         def copy() -> None:
-            by_block = staged[:, : whole * BLOCK_TOKENS].reshape(
-                2, whole, BLOCK_TOKENS, *staged.shape[2:]
-            )
-            host[blocks[:whole]] = by_block.transpose(1, 0, 3, 2, 4)
-            if rest:
-                host[blocks[whole], :, :, :rest] = staged[:, -rest:].swapaxes(1, 2)
+            for words, host in parts:
+                _to_blocks(words, host, blocks)
 
         return self._copies.submit(copy)
+
+
+def _to_blocks(staged: Words, host: Words, blocks: Int32) -> None:
+    """`staged` [2, T, K, D] to `host` [B, 2, K, 16, D]; what follows in the last block stays."""
+    num_tokens = staged.shape[1]
+    whole, rest = divmod(num_tokens, BLOCK_TOKENS)
+    by_block = staged[:, : whole * BLOCK_TOKENS].reshape(2, whole, BLOCK_TOKENS, *staged.shape[2:])
+    host[blocks[:whole]] = by_block.transpose(1, 0, 3, 2, 4)
+    if rest:
+        host[blocks[whole], :, :, :rest] = staged[:, -rest:].swapaxes(1, 2)

@@ -1,0 +1,101 @@
+"""Several ranks a side, real processes: tokens are those of one, whoever moves KV or assists, and
+whichever rank dies.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dualpace import SamplingParams
+from dualpace.runtime.schedule.check import check_log
+from tests.e2e.conftest import Serve
+
+Rounds = Callable[[], list[dict[str, Any]]]
+
+# Too little HBM for all until the first have ended, so that KV moves both ways; CPU batches of 1, 2
+# and more take each route.
+TIGHT = {
+    "kv.gpu_blocks": 30,
+    "kv.host_blocks": 200,
+    "cpu.max_batch_size": 4,
+    "assist.post_attention_limit": 2,
+    "assist.post_layer_limit": 1,
+}
+PROMPTS = [[i + 1] * (5 + 7 * i) for i in range(12)]
+PARAMS = [
+    SamplingParams(temperature=0.8 * (i % 2), seed=5, max_tokens=max_tokens, ignore_eos=True)
+    for i, max_tokens in enumerate([20] * 6 + [80] * 6)
+]
+
+
+@pytest.fixture(scope="module")
+def of_one() -> list[list[int]]:
+    """The answers of one rank a side with room for everything."""
+    from dualpace import LLM
+
+    settings = {"model.dtype": "float32", "compile.backend": "eager", "kv.gpu_blocks": 512}
+    with LLM("random:tiny", **settings) as llm:
+        return answers(llm)
+
+
+def answers(llm: Any) -> list[list[int]]:
+    return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.parametrize(
+    "ranks", [{"gpu.tp": 2, "cpu.tp": 1}, {"gpu.tp": 1, "cpu.tp": 2, "cpu.all_reduce": "gloo"}]
+)
+def test_ranks_change_no_token(
+    ranks: dict[str, Any], serve: Serve, rounds: Rounds, of_one: list[list[int]]
+) -> None:
+    with serve(**TIGHT, **ranks) as llm:
+        assert answers(llm) == of_one
+        stats = llm.stats()
+    assert_all_ways_were_taken(rounds(), stats)
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_rank_costs_no_answer(
+    serve: Serve, rounds: Rounds, of_one: list[list[int]]
+) -> None:
+    with serve(**TIGHT, **{"gpu.tp": 2, "cpu.tp": 2}) as llm:
+        assert answers(llm) == of_one
+        before = llm.stats()
+        assert_all_ways_were_taken(rounds(), before)
+        for role in ("gpu", "cpu"):
+            killer = threading.Thread(target=_kill_when_busy, args=(llm, role))
+            killer.start()
+            assert answers(llm) == of_one
+            killer.join()
+        after = llm.stats()
+    for role in ("gpu", "cpu"):
+        old, new = before["workers"][role], after["workers"][role]
+        assert new["restarts"] == 1
+        assert len(new["pids"]) == 2 and not set(old["pids"]) & set(new["pids"])
+    assert after["gpu_blocks"]["used"] == after["host_blocks"]["used"] == 0
+    assert check_log(rounds()) == []
+
+
+def assert_all_ways_were_taken(log: list[dict[str, Any]], stats: dict[str, Any]) -> None:
+    assert check_log(log) == []
+    assert all(stats["events"][way] for way in ("prefill_gpu", "prefill_cpu"))
+    assert all(stats["events"][way] for way in ("swap_out", "swap_in"))
+    assert set(stats["routes"]) == {"FULL_CPU", "SPLIT_FINAL", "FUSED_ASSIST"}
+    assert stats["compiles_after_ready"] == 0
+
+
+def _kill_when_busy(llm: Any, role: str) -> None:
+    """The second rank, once both engines have made tokens of this load."""
+    before = llm.stats()["tokens"]
+    while True:
+        stats = llm.stats()
+        made = [stats["tokens"].get(name, 0) - before.get(name, 0) for name in ("gpu", "cpu")]
+        if min(made) >= 20:
+            break
+        time.sleep(0.002)
+    os.kill(stats["workers"][role]["pids"][1], signal.SIGKILL)
