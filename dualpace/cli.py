@@ -3,20 +3,25 @@
 Heavy imports (torch, fastapi) wait inside the functions, so `--help` and `--cfg` stay instant.
 """
 
+import functools
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import hydra
-from hydra.errors import CompactHydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException, HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import PlotConfig
 from dualpace.settings.check import check
-from dualpace.settings.compose import conf_dir, register
+from dualpace.settings.compose import as_schema, conf_dir, register
 from dualpace.settings.schema import (
     BenchConfig,
     ProfileHwConfig,
@@ -24,34 +29,44 @@ from dualpace.settings.schema import (
     SimulateConfig,
     SystemConfig,
 )
+from dualpace.settings.wording import sentence
 
 log = logging.getLogger(__name__)
 register()
 
 
-def checked(node: DictConfig) -> Any:
-    """`node` as dataclasses of its root schema, checked."""
-    config = OmegaConf.to_object(node)
-    assert isinstance(config, SystemConfig)
-    check(config)
-    return config
+def command(name: str, body: Callable[[Any], None]) -> None:
+    """Runs `body(config)` with the settings of conf/NAME.yaml and the command line. What a person
+    can mend leaves as one sentence and exit status 1, Ctrl-C as one log line."""
 
+    def task(node: DictConfig) -> None:
+        try:
+            config = as_schema(node)
+            if isinstance(config, SystemConfig):
+                check(config)
+            body(config)
+        except ConfigError as error:
+            if HydraConfig.get().mode is RunMode.MULTIRUN:  # the sweep's other points still run
+                raise CompactHydraException(str(error)) from None
+            sys.exit(str(error))
+        except KeyboardInterrupt:
+            log.info("interrupted")
+            raise SystemExit(130) from None
 
-def at_the_edge(node: DictConfig, body: Callable[[Any], None]) -> None:
-    """Runs `body(config)`; a ConfigError leaves as one sentence, Ctrl-C as one log line."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises what it would otherwise print at length
     try:
-        body(checked(node))
-    except ConfigError as error:
-        raise CompactHydraException(str(error)) from None
-    except KeyboardInterrupt:
-        log.info("interrupted")
-        raise SystemExit(130) from None
+        hydra.main(version_base="1.3", config_path=conf_dir(), config_name=name)(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.exit(sentence(error))
+    except ValueError as error:
+        if "group override must be" not in str(error):  # Hydra's, of a group set to a number
+            raise
+        sys.exit(sentence(error))
 
 
-@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="serve")
-def serve(node: DictConfig) -> None:
+def serve() -> None:
     """Serves a model over HTTP until stopped."""
-    at_the_edge(node, _serve)
+    command("serve", _serve)
 
 
 def _serve(config: ServeConfig) -> None:
@@ -65,23 +80,24 @@ def _serve(config: ServeConfig) -> None:
     run_server(plan)
 
 
-@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="serve")
-def doctor(node: DictConfig) -> None:
+def doctor() -> None:
     """Reports on the machine; exit code 1 if the configuration cannot be served here."""
-    at_the_edge(node, _doctor)
+    as_json = "--json" in sys.argv
+    if as_json:
+        sys.argv.remove("--json")
+    command("doctor", functools.partial(_doctor, as_json=as_json))
 
 
-def _doctor(config: ServeConfig) -> None:
+def _doctor(config: ServeConfig, as_json: bool) -> None:
     from dualpace.doctor import run
 
-    if not run(config):
+    if not run(config, as_json):
         raise SystemExit(1)
 
 
-@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="simulate")
-def simulate(node: DictConfig) -> None:
+def simulate() -> None:
     """Plays a workload against a policy on a simulated machine."""
-    at_the_edge(node, _simulate)
+    command("simulate", _simulate)
 
 
 def _simulate(config: SimulateConfig) -> None:
@@ -91,10 +107,9 @@ def _simulate(config: SimulateConfig) -> None:
     print_report(run(config))
 
 
-@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="bench")
-def bench(node: DictConfig) -> None:
+def bench() -> None:
     """Puts a workload to a server and measures what its clients see."""
-    at_the_edge(node, _bench)
+    command("bench", _bench)
 
 
 def _bench(config: BenchConfig) -> None:
@@ -111,10 +126,9 @@ def _bench(config: BenchConfig) -> None:
         print_report(result)
 
 
-@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="profile_hw")
-def profile_hw(node: DictConfig) -> None:
+def profile_hw() -> None:
     """Measures this machine and fits the settings that depend on it."""
-    at_the_edge(node, _profile_hw)
+    command("profile_hw", _profile_hw)
 
 
 def _profile_hw(config: ProfileHwConfig) -> None:
@@ -123,14 +137,12 @@ def _profile_hw(config: ProfileHwConfig) -> None:
     run(config)
 
 
-@hydra.main(version_base="1.3", config_path=conf_dir(), config_name="plot")
-def plot(node: DictConfig) -> None:
+def plot() -> None:
     """Draws the paper's figures from result files."""
+    command("plot", _plot)
+
+
+def _plot(config: PlotConfig) -> None:
     from dualpace.runtime.bench.plot import plot as run
 
-    try:
-        config = OmegaConf.to_object(node)
-        assert isinstance(config, PlotConfig)
-        run(config)
-    except ConfigError as error:
-        raise CompactHydraException(str(error)) from None
+    run(config)

@@ -1,4 +1,4 @@
-"""Says what this machine offers and how it would serve: a table for people, then one JSON line.
+"""Says what this machine offers and how it would serve: tables for people, then one JSON line.
 
 Finds out and reports; changes nothing and never fails because something is missing.
 """
@@ -38,8 +38,9 @@ PACKAGES = (
 )
 
 
-def run(config: SystemConfig) -> bool:
-    """Prints the report for `config`; True if it can be served here."""
+def run(config: SystemConfig, as_json: bool = False) -> bool:
+    """Prints the report for `config`; True if it can be served here. `as_json`: one line of JSON
+    with everything; else tables, and a line of JSON without what the autotuner measured."""
     hardware = probe()
     plan, problem = _plan(config, hardware)
     facts: dict[str, Any] = {
@@ -53,10 +54,13 @@ def run(config: SystemConfig) -> bool:
         "profiled": _profiled(plan),
         "versions": _versions(),
     }
-    _show(facts, plan, problem)
     tuned = tuned_stages(Path(plan.compile.cache_dir)) if plan else []
-    _show_tuned(tuned)
-    report = {**facts, "tuned": tuned, "plan": asdict(plan) if plan else None, "problem": problem}
+    report = {**facts, "plan": asdict(plan) if plan else None, "problem": problem}
+    if as_json:
+        report["tuned"] = tuned
+    else:
+        _show(facts, plan, problem)
+        _show_tuned(tuned)
     print(json.dumps(report))
     sys.stdout.flush()
     return problem is None
@@ -133,21 +137,26 @@ def tuned_stages(cache_dir: Path) -> list[dict[str, Any]]:
 
 
 def _show_tuned(tuned: list[dict[str, Any]]) -> None:
-    """A table of microseconds, the fastest in bold."""
-    if not tuned:
-        return
-    names = list(dict.fromkeys(name for note in tuned for name in note["seconds"]))
-    table = Table(title="stages as timed here, us a call", title_justify="left", box=None)
-    for column in ("model", "stage", "rows", *names):
-        table.add_column(column, justify="right" if column in ("rows", *names) else "left")
-    for note in tuned:
-        best = min(note["seconds"].values())
-        cells = [
-            "" if s is None else f"[bold]{s * 1e6:.0f}[/bold]" if s == best else f"{s * 1e6:.0f}"
-            for s in (note["seconds"].get(name) for name in names)
-        ]
-        table.add_row(note["model"], note["stage"], str(note["bucket"]), *cells)
-    Console().print(table)
+    """A table of microseconds for each model that was started, the fastest in bold."""
+    for model in dict.fromkeys(note["model"] for note in tuned):
+        notes = [note for note in tuned if note["model"] == model]
+        names = list(dict.fromkeys(name for note in notes for name in note["seconds"]))
+        table = Table(title=f"{model}: us a call", title_justify="left", box=None, pad_edge=False)
+        table.add_column("stage")
+        for column in ("rows", *names):
+            table.add_column(column, justify="right")
+        for note in notes:
+            best = min(note["seconds"].values())
+            cells = [
+                "" if s is None else f"[bold]{us(s)}[/bold]" if s == best else us(s)
+                for s in (note["seconds"].get(name) for name in names)
+            ]
+            table.add_row(note["stage"], str(note["bucket"]), *cells)
+        Console().print(table)
+
+
+def us(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f}"
 
 
 def _versions() -> dict[str, str | None]:

@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dualpace"
-# Bottom first. A file belongs to the longest place that holds it; `config.py`, wherever it lies, is
-# a component's schema: plain data that settings compose.
+# Bottom first. A file belongs to the longest place that holds it, but two names say more than their
+# place: `config.py` is a component's schema, plain data that settings compose, and `bench.py` a
+# command that measures its component.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors.py",),
     ("config.py",),
@@ -30,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/bench",),
     ("runtime/simulate",),
     ("runtime/profile",),
+    ("bench.py",),
     ("doctor.py",),
     ("cli.py", "__init__.py"),
 )
@@ -38,8 +41,8 @@ LEVEL = {place: level for level, places in enumerate(LAYERS) for place in places
 
 def layer(file: Path) -> str:
     """The place in LAYERS that holds `file`."""
-    if file.name == "config.py":
-        return "config.py"
+    if file.name in ("config.py", "bench.py"):
+        return file.name
     path = file.relative_to(PACKAGE)
     places = [str(place) for place in (path, *path.parents) if str(place) in LEVEL]
     assert places, f"{path} has no layer: give it one in LAYERS"
@@ -59,6 +62,7 @@ def imports(tree: ast.AST, types: bool) -> Iterator[ast.Import | ast.ImportFrom]
             yield from imports(node, types)
 
 
+@functools.cache
 def targets(file: Path, types: bool) -> set[Path]:
     """Files of the package that `file` imports."""
     found: set[Path | None] = set()

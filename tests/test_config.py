@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from dualpace.errors import ConfigError
@@ -13,7 +14,7 @@ from dualpace.graphs.backends import BACKENDS as BUILT_BACKENDS
 from dualpace.graphs.config import BACKENDS
 from dualpace.graphs.source import resolve_source
 from dualpace.settings.check import check
-from dualpace.settings.compose import conf_dir, load
+from dualpace.settings.compose import conf_dir, load, register
 from dualpace.settings.schema import ServeConfig
 from tests.settings import settings
 
@@ -54,6 +55,15 @@ def test_hw_files_state_facts_and_choices_only(file: Path) -> None:
     assert text.startswith("# @package _global_\n")
     assert set(OmegaConf.create(text)) <= {"defaults", "hw"}
     assert OmegaConf.create(text).hw.name == file.stem
+
+
+@pytest.mark.parametrize("name", ["serve", "doctor", "bench", "simulate", "profile_hw", "plot"])
+def test_each_command_has_help_of_its_own(name: str) -> None:
+    register()
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        hydra = compose(name, return_hydra_config=True).hydra
+    assert hydra.help.app_name == name and hydra.job.name == name
+    assert hydra.help.header.startswith(f"{name} - ")
 
 
 def keys(node: Any, prefix: str = "") -> list[str]:

@@ -3,8 +3,17 @@
 from dataclasses import dataclass
 
 DTYPES = ("auto", "bf16", "float32")
-BACKENDS = ("auto", "eager", "packed", "inductor", "inductor-packed", "inductor-amx", "ipex")
-BF16_BACKENDS = ("inductor-amx", "ipex")  # have no float32
+BACKENDS = (
+    "auto",
+    "eager",
+    "packed",
+    "inductor",
+    "inductor-packed",
+    "amx",
+    "inductor-amx",
+    "ipex",
+)
+BF16_BACKENDS = ("amx", "inductor-amx", "ipex")  # have no float32
 STARTS = ("tiered", "ahead")
 
 
@@ -24,8 +33,8 @@ class CompileConfig:
     """How stages become graphs. The two specific backends override `backend` where set."""
 
     backend: str = "auto"  # auto: timed on this machine, the fastest for each stage and bucket
-    backend_gpu: str | None = None
-    backend_cpu: str | None = None
+    backend_gpu: str | None = None  # of the accelerator's stages
+    backend_cpu: str | None = None  # of the CPU engine's
     buckets: list[int] | None = None  # row counts that stages are compiled for; None: from limits
     cache_dir: str | None = None  # for kernels and graphs; None: dualpace in the user's cache
     # tiered: serve at once, swap in what is compiled meanwhile; ahead: compile first

@@ -18,7 +18,7 @@ OUTPUT_ESTIMATES = ("declared", "quantile")
 class HwConfig:
     """Facts about the machine, as a `+hw=` file states them; `auto` means: probe it."""
 
-    name: str = "auto"
+    name: str = "auto"  # of the hw file; auto: none was named
     gpu: str | None = None  # product name
     gpus: int | None = None  # None: not stated; 0: there is none
     vram_gib: float | None = None  # of one GPU
@@ -48,10 +48,10 @@ class KvConfig:
     Blocks are those that requests can use: each pool has one more, the scratch block.
     """
 
-    gpu_blocks: int | None = None
-    host_blocks: int | None = None
-    gpu_gib: float | None = None
-    host_gib: float | None = None
+    gpu_blocks: int | None = None  # of the accelerator's pool
+    host_blocks: int | None = None  # 0: no host tier
+    gpu_gib: float | None = None  # instead of gpu_blocks
+    host_gib: float | None = None  # instead of host_blocks
     output_estimate: str = "quantile"  # quantile | declared (the paper: max_tokens)
 
 
@@ -69,7 +69,7 @@ class AssistConfig:
 class PolicyConfig:
     """Base of the policies' schemas; `name` picks the policy from the registry."""
 
-    name: str = MISSING
+    name: str = MISSING  # chosen with policy=NAME
     has_host_tier: ClassVar[bool] = True
     runs_cpu_engine: ClassVar[bool] = True  # host-resident requests decode at their own pace
     lockstep: ClassVar[bool] = False  # they decode with the GPU's rounds, layer by layer
@@ -109,8 +109,8 @@ class NeoPolicyConfig(PolicyConfig):
 class ServerConfig:
     """The HTTP front."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = "127.0.0.1"  # address to listen at; 0.0.0.0: every interface
+    port: int = 8000  # 0: any free one
     drain_timeout_s: float = 5.0  # after Ctrl-C, running streams may still end for so long
 
 

@@ -1,23 +1,27 @@
 """From conf/*.yaml and overrides to a root schema, through Hydra's store. No torch."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dualpace.errors import ConfigError
 from dualpace.settings.check import check
+from dualpace.settings.help import register_resolvers
 from dualpace.settings.schema import ROOTS, VARIANTS, SystemConfig
+from dualpace.settings.wording import sentence
 
 
 @functools.cache
 def register() -> None:
-    """Stores every schema, once."""
+    """Stores every schema and what help texts are made with, once."""
+    register_resolvers()
     store = ConfigStore.instance()
     for name, schema in ROOTS.items():
         store.store(name=name, node=schema)
@@ -40,9 +44,25 @@ def load(*overrides: str, root: str = "serve") -> Any:
     register()
     with initialize_config_dir(conf_dir(), version_base="1.3"):
         try:
-            config = OmegaConf.to_object(compose(root, list(overrides)))
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(str(error)) from error
+            node = compose(root, list(overrides))
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(sentence(error)) from error
+        config = as_schema(node)
     assert isinstance(config, SystemConfig)
     check(config)
     return config
+
+
+def as_schema(node: DictConfig) -> Any:
+    """`node` as the dataclasses that it was composed of. ConfigError for keys that they lack."""
+    try:
+        return OmegaConf.to_object(node)
+    except AttributeError as error:  # added with a +, and schemas have slots
+        found = re.search(r"'(\w+)' object has no attribute '(\w+)'", str(error))
+        if found is None or not found.group(1).endswith("Config"):
+            raise
+        raise ConfigError(
+            f"+{found.group(2)} is no setting of {found.group(1)}: a + adds only hw and experiment."
+        ) from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(sentence(error)) from error

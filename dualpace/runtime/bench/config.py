@@ -8,21 +8,17 @@ from omegaconf import MISSING
 
 @dataclass
 class WorkloadConfig:
-    """Common to every kind of workload.
+    """Common to every kind of workload."""
 
-    `rate` is in requests per second, `inf` sends all at once. `prompt_mean` and `output_mean` scale
-    the lengths to these means and keep their shape. `max_tokens` is `trace` (the trace's output
-    length) or `unset` (left out, as a careless client does).
-    """
-
-    name: str = MISSING
+    name: str = MISSING  # chosen with workload=NAME
     label: str | None = None  # how results and figures call it; None: its name
-    num_requests: int = 1000
-    rate: float = float("inf")
+    num_requests: int = 1000  # in all
+    rate: float = float("inf")  # requests per second; inf sends all at once
     arrival: str = "exponential"  # exponential | constant | trace
-    prompt_mean: float | None = None
-    output_mean: float | None = None
-    seed: int = 0
+    prompt_mean: float | None = None  # lengths are scaled to this mean and keep their shape
+    output_mean: float | None = None  # likewise
+    seed: int = 0  # of arrivals and lengths
+    # trace: the trace's output length | unset: left out, as a careless client does
     max_tokens: str = "trace"
 
 
@@ -30,62 +26,61 @@ class WorkloadConfig:
 class AzureWorkloadConfig(WorkloadConfig):
     """Azure LLM inference traces: the CSV files of 2023 and of 2024."""
 
-    name: str = "azure"
-    path: str = MISSING
+    name: str = "azure"  # chosen with workload=azure
+    path: str = MISSING  # of the trace's CSV file
 
 
 @dataclass
 class ShareGptWorkloadConfig(WorkloadConfig):
     """A JSON list of conversations (lengths estimated from text) or of explicit lengths."""
 
-    name: str = "sharegpt"
-    path: str = MISSING
-    chars_per_token: float = 4.0
+    name: str = "sharegpt"  # chosen with workload=sharegpt
+    path: str = MISSING  # of the JSON file
+    chars_per_token: float = 4.0  # of conversations
 
 
 @dataclass
 class FixedWorkloadConfig(WorkloadConfig):
     """Every request has the same lengths."""
 
-    name: str = "fixed"
-    prompt_len: int = 1024
-    output_len: int = 128
+    name: str = "fixed"  # chosen with workload=fixed
+    prompt_len: int = 1024  # tokens
+    output_len: int = 128  # tokens
 
 
 @dataclass
 class LognormalWorkloadConfig(WorkloadConfig):
     """Lengths drawn from two lognormal distributions, given by median and log-space deviation."""
 
-    name: str = "lognormal"
-    prompt_median: float = 1024.0
-    prompt_sigma: float = 1.0
-    output_median: float = 128.0
-    output_sigma: float = 1.0
-    max_len: int = 32768
+    name: str = "lognormal"  # chosen with workload=lognormal
+    prompt_median: float = 1024.0  # tokens
+    prompt_sigma: float = 1.0  # of the logarithm
+    output_median: float = 128.0  # tokens
+    output_sigma: float = 1.0  # of the logarithm
+    max_len: int = 32768  # tokens; longer draws are cut
 
 
 @dataclass
 class GoodputConfig:
-    """Targets in ms that a request must meet all of; None: no target. `itl` is for every gap."""
+    """Targets in ms that a request must meet all of; None: no target."""
 
-    ttft: float | None = None
-    itl: float | None = None
-    tpot: float | None = None
-    e2el: float | None = None
+    ttft: float | None = None  # to the first token
+    itl: float | None = None  # every gap between tokens
+    tpot: float | None = None  # mean time a token after the first
+    e2el: float | None = None  # to the last token
 
 
 @dataclass
 class LoadConfig:
     """How a workload is put to a server, and what becomes of the answers.
 
-    Without `url` a server is started for the run: this configuration's own, or `peer`'s (vllm,
-    vllm_offload, llama_cpp). With `url` a running one is used, and `peer` only names it.
     Open loop unless `concurrency` is set: requests leave at their scheduled times whatever the
     server does, and latencies count from those times.
     """
 
-    url: str | None = None
+    url: str | None = None  # of a running server; None: one is started, of this configuration
     model: str | None = None  # as the server calls it; None: the first that it lists
+    # vllm | vllm_offload | llama_cpp: started instead of ours; beside a url it is only its name
     peer: str | None = None
     peer_command: list[str] | None = None  # instead of the peer's own
     peer_args: list[str] = field(default_factory=list)  # appended to the peer's command
@@ -97,7 +92,7 @@ class LoadConfig:
     ramp_shape: str = "linear"  # linear | exponential
     warmup: int = 4  # requests before the clock starts
     goodput: GoodputConfig = field(default_factory=GoodputConfig)
-    percentiles: list[float] = field(default_factory=lambda: [90.0, 99.0])
+    percentiles: list[float] = field(default_factory=lambda: [90.0, 99.0])  # of every latency
     timeout_s: float | None = None  # for one request; None: as long as it takes
     start_timeout_s: float = 900.0  # for a server that is started here
     client_cores: int | None = None  # kept from a server started here; None: 1 if there are 4
@@ -105,22 +100,19 @@ class LoadConfig:
     server_log: str | None = None  # file for the output of a server started here
     records: str | None = None  # file for JSON lines, one a request
     out: str | None = None  # folder of a sweep: results, and its figures at the end
-    figures: list[int] = field(default_factory=list)
+    figures: list[int] = field(default_factory=list)  # by the paper's numbers
 
 
 @dataclass
 class PlotConfig:
-    """Root of plot.yaml: files or folders of results, where figures go, and which; `page` names a
-    Markdown file in `out` for the results page.
+    """Root of plot.yaml."""
 
-    `profiles` picks machines and their order from left to right; empty takes all as they are found.
-    Figure 1 shows the first, over time at `timeline_rate` (null: the highest rate there is).
-    """
-
-    results: list[str] = field(default_factory=lambda: ["runs"])
-    out: str = "figures"
+    results: list[str] = field(default_factory=lambda: ["runs"])  # files or folders
+    out: str = "figures"  # folder
+    # Machines from left to right, Figure 1 shows the first; empty: all as they are found
     profiles: list[str] = field(default_factory=list)
-    timeline_rate: float | None = None
-    page: str | None = None
-    title: str = "Results"
+    timeline_rate: float | None = None  # of Figure 1; None: the highest rate there is
+    page: str | None = None  # a Markdown file in `out` for the results page
+    title: str = "Results"  # of the page
+    # By the paper's numbers
     figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])

@@ -13,15 +13,15 @@ class SweepConfig:
     results: str = "runs/profile"  # folder of finished points, from which a rerun resumes
     out: str | None = None  # folder that gets measured/ and simulated/; None: conf
     figures: str | None = None  # folder of figures and report; None: beside the points
-    route_batches: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 320])
-    decode_batches: list[int] = field(default_factory=lambda: [1, 16, 64, 256])
-    decode_contexts: list[int] = field(default_factory=lambda: [128, 512])
-    prefill_batches: list[int] = field(default_factory=lambda: [1, 4])
-    prefill_lengths: list[int] = field(default_factory=lambda: [16, 64, 256, 512])
+    route_batches: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 320])  # rows
+    decode_batches: list[int] = field(default_factory=lambda: [1, 16, 64, 256])  # rows
+    decode_contexts: list[int] = field(default_factory=lambda: [128, 512])  # tokens
+    prefill_batches: list[int] = field(default_factory=lambda: [1, 4])  # prompts
+    prefill_lengths: list[int] = field(default_factory=lambda: [16, 64, 256, 512])  # tokens
     prefill_max_tokens: int = 2048  # shapes above it are left out
-    step_batches: list[int] = field(default_factory=lambda: [1, 16, 64])
-    step_contexts: list[int] = field(default_factory=lambda: [16, 512])
-    copy_blocks: int = 64
+    step_batches: list[int] = field(default_factory=lambda: [1, 16, 64])  # rows
+    step_contexts: list[int] = field(default_factory=lambda: [16, 512])  # tokens
+    copy_blocks: int = 64  # in one copy between the tiers
     calibration_rows: int = 8  # decoded on the GPU during calibration; 0: it is idle
     calibration_context: int = 128  # KV tokens of each of these rows, and of the CPU's
     calibration_iterations: int = 10  # a route and batch size
@@ -40,4 +40,4 @@ class SweepConfig:
     check: bool = True  # serve a small load with the result and compare the simulator's guess
     check_requests: int = 48  # all at once
     check_prompt: int = 96  # tokens each
-    check_output: int = 32
+    check_output: int = 32  # tokens each

@@ -1,0 +1,83 @@
+"""Mistakes in overrides, which Hydra and OmegaConf report at length, as one sentence each: what was
+asked, what is wrong with it, what to write instead."""
+
+import difflib
+import re
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from dualpace.settings.help import APPENDED
+from dualpace.settings.meaning import meanings
+
+
+def sentence(error: Exception) -> str:
+    """What `error`, raised while settings were composed, says to the person who wrote them."""
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    match error, cause:
+        case MissingConfigException(), _:
+            return _unknown_choice(error)
+        case OverrideParseException(), _:
+            return (
+                f"{error.override} cannot be read: write key=value, and put a value that holds any "
+                f"of = , [ ] {{ }} in quotes of its own, as in 'key=\"a=b\"'."
+            )
+        case _, ConfigAttributeError() | ConfigKeyError():
+            return _unknown_key(cause)
+        case _, ValidationError():
+            return _wrong_type(error, cause)
+        case _, InterpolationResolutionError():
+            problem = str(cause).splitlines()[0].rpartition("interpolation: ")[2]
+            return f"{cause.full_key} refers to what is not there: {problem}."
+    first = str(error).splitlines()[0]
+    if found := re.search(r"Could not override '(\w+)'. No match in the defaults list", first):
+        group = found.group(1)
+        if group in APPENDED:
+            return f"{group} is chosen with a plus in front: +{group}=NAME."
+        return f"{group} is no group of this command: --help lists those that are."
+    if "group override must be a string" in first:
+        return "A group is set to one of its choices, group=choice, and a setting by its full name."
+    if found := re.search(r"Ambiguous value for argument '(.*)'", first):
+        return (
+            f"{found.group(1)} has several values: for a list write [a,b], for a sweep add "
+            f"--multirun."
+        )
+    return f"{first.rstrip('.')}."
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    group, _, name = (error.missing_cfg_file or "").partition("/")
+    options = [option for option in error.options or () if not option.endswith("_schema")]
+    if not options:
+        return f"{error.missing_cfg_file} is not there: --help lists the groups and their choices."
+    files = ", or name a folder or file with model.source=/path" if group == "model" else ""
+    return f"{group}={name} is unknown: choose one of {', '.join(options)}{files}."
+
+
+def _unknown_key(error: OmegaConfBaseException) -> str:
+    known = list(meanings(error.object_type)) if error.object_type in _schemas(error) else []
+    parent = str(error.full_key).rpartition(".")[0]
+    near = difflib.get_close_matches(str(error.key), known, 1)
+    prefix = f"{parent}." if parent else ""
+    hint = f"did you mean {prefix}{near[0]}?" if near else "--help lists all."
+    return f"{error.full_key} is no setting: {hint}"
+
+
+def _wrong_type(error: Exception, cause: OmegaConfBaseException) -> str:
+    written = str(error).removeprefix("Error merging override ").splitlines()[0]
+    known = meanings(cause.object_type) if cause.object_type in _schemas(cause) else {}
+    if str(cause.key) in known:
+        return f"{written} does not fit: {cause.full_key} takes {known[str(cause.key)].type}."
+    return f"{written} does not fit: {cause.msg}."
+
+
+def _schemas(error: OmegaConfBaseException) -> list[type]:
+    """The type whose field it is about, if that is one of ours."""
+    kind = error.object_type
+    return [kind] if isinstance(kind, type) and kind.__module__.startswith("dualpace.") else []

@@ -1,0 +1,104 @@
+"""Mistakes in settings get one sentence, the same on the command line and from `LLM`; and every
+setting says what it means."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from dualpace.errors import ConfigError
+from dualpace.settings.compose import load
+from dualpace.settings.meaning import meanings, summary
+from dualpace.settings.schema import ROOTS, VARIANTS
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("gpu.max_bach=8", "gpu.max_bach is no setting: did you mean gpu.max_batch_size?"),
+        ("gpu.colour=red", "gpu.colour is no setting: --help lists all."),
+        ("modle=smollm2", "modle is no setting: did you mean model?"),
+        ("gpu.threads=two", "gpu.threads=two does not fit: gpu.threads takes int or null."),
+        ("model.source=null", "model.source=null does not fit: model.source takes str."),
+        ("policy=fifo", "policy=fifo is unknown: choose one of dualpace, gpu_only, neo"),
+        ("model=/models/mine", "name a folder or file with model.source=/path."),
+        ("+hw=abacus", "hw=abacus is unknown: choose one of cpu, h200, h20x2, h20x4, rtx4090."),
+        ("hw=h200", "hw is chosen with a plus in front: +hw=NAME."),
+        ("workload=azure", "workload is no group of this command: --help lists those that are."),
+        ("gpu.threads", "gpu.threads cannot be read: write key=value, and put a value"),
+        ("model.source=a=b", "model.source=a=b cannot be read: write key=value"),
+        ("server.port=1,2", "server.port=1,2 has several values: for a list write [a,b]"),
+        ("gpu=2", "A group is set to one of its choices, group=choice"),
+        ("+gpu.colour=red", "+colour is no setting of GpuConfig: a + adds only hw and experiment."),
+        ("gpu.device=${oc.env:NOT_SET}", "gpu.device refers to what is not there"),
+    ],
+)
+def test_a_mistake_is_one_sentence(overrides: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides.split())
+    text = str(caught.value)
+    assert sentence in text
+    assert text[-1] in ".?" and "\n" not in text and "Config" not in text.replace("GpuConfig", "")
+
+
+def leaves(schema: type) -> Iterator[tuple[type, str]]:
+    """(schema, name) of each setting that is no group."""
+    for name, meaning in meanings(schema).items():
+        if dataclasses.is_dataclass(meaning.default):
+            yield from leaves(type(meaning.default))
+        elif meaning.default != "???":
+            yield schema, name
+
+
+def test_every_setting_of_serve_and_bench_says_what_it_means() -> None:
+    roots = [ROOTS["serve_schema"], ROOTS["bench_schema"], ROOTS["plot_schema"]]
+    variants = [schema for (group, _), schema in VARIANTS.items() if group != "simulated"]
+    silent = {
+        f"{schema.__name__}.{name}"
+        for root in [*roots, *variants]
+        for schema, name in leaves(root)
+        if name != "name" and not meanings(schema)[name].text
+    }
+    assert silent == set()
+    assert all(summary(schema) for root in roots for schema, _ in leaves(root))
+
+
+@dataclass
+class Example:
+    """One line,
+    wrapped.
+
+    More of it.
+    """
+
+    behind: int = 1  # stands behind
+    # Stands above, over
+    # two lines
+    above: int | None = None
+    goes_on: list[int] = field(default_factory=list)  # begins behind and
+    # goes on below; None: nothing
+    last: str = "#"  # the sign in the value is no comment
+
+
+@dataclass
+class Derived(Example):
+    """Another."""
+
+    last: str = "?"
+    own: bool = True  # its own
+
+
+def test_a_meaning_stands_behind_its_field_or_above_it() -> None:
+    found = {name: meaning.text for name, meaning in meanings(Derived).items()}
+    assert found == {
+        "behind": "stands behind",
+        "above": "Stands above, over two lines",
+        "goes_on": "begins behind and goes on below; null: nothing",
+        "last": "the sign in the value is no comment",
+        "own": "its own",
+    }
+    assert meanings(Derived)["above"].type == "int or null"
+    assert meanings(Derived)["goes_on"].type == "list of int"
+    assert meanings(Derived)["last"].default == "?"
+    assert summary(Example) == "One line, wrapped."
