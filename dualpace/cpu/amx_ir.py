@@ -8,6 +8,7 @@ float32. `native=False` replaces the unit by loops over memory, for tests on CPU
 This file knows nothing about threads or matrices larger than these pieces.
 """
 
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,15 +18,18 @@ from dualpace.cpu.vector_ir import I8, I16, I32, I64, POINTER, VOID, Vectors, de
 
 TILE = 1024  # bytes
 ROWS = 16
-PLAIN, ADD, SILU_MUL = range(3)  # epilogues
+PLAIN, ADD, SILU_MUL, ROPE = range(4)  # epilogues
+WHOLE = ((ROWS, 64),) * 8
 _LOG2E = 1.4426950408889634
 
 
 class Tiles:
-    """Tile registers 0 to 7 at the place of a builder."""
+    """Tile registers 0 to 7 at the place of a builder; sizes: rows and bytes a row of each."""
 
-    def __init__(self, builder: ir.IRBuilder, native: bool):
-        self.b, self.native = builder, native
+    def __init__(
+        self, builder: ir.IRBuilder, native: bool, sizes: Sequence[tuple[int, int]] = WHOLE
+    ):
+        self.b, self.native, self.sizes = builder, native, sizes
         self.x = Vectors(builder, 16, native)
         if not native:
             kind = ir.ArrayType(I8, TILE)
@@ -37,19 +41,19 @@ class Tiles:
         if self.native:
             self._call("tilezero", tile)
         else:
-            self._rows(lambda at: self.x.store(self.x.constant(0.0), self.memory[tile], at))
+            self._copy(tile, None, 0, self.memory[tile], 64)
 
-    def load(self, tile: int, address: ir.Value) -> None:
+    def load(self, tile: int, address: ir.Value, stride: int = 64) -> None:
         if self.native:
-            self._call("tileloadd64", tile, address, I64(64))
+            self._call("tileloadd64", tile, address, I64(stride))
         else:
-            self._rows(lambda at: self.x.store(self.x.load(address, at), self.memory[tile], at))
+            self._copy(tile, address, stride, self.memory[tile], 64)
 
-    def store(self, tile: int, address: ir.Value) -> None:
+    def store(self, tile: int, address: ir.Value, stride: int = 64) -> None:
         if self.native:
-            self._call("tilestored64", tile, address, I64(64))
+            self._call("tilestored64", tile, address, I64(stride))
         else:
-            self._rows(lambda at: self.x.store(self.x.load(self.memory[tile], at), address, at))
+            self._copy(tile, self.memory[tile], 64, address, stride)
 
     def multiply(self, sums: int, left: int, right: int) -> None:
         """sums += left x right, by pairs of bf16."""
@@ -60,9 +64,16 @@ class Tiles:
         product = module.globals.get("tile_product") or _stand_in(module)
         self.b.call(product, [self.memory[tile] for tile in (sums, left, right)])
 
-    def _rows(self, action) -> None:
-        with self.x.loop(ROWS) as row:
-            action(self.b.mul(row, I64(64)))
+    def _copy(
+        self, tile: int, source: ir.Value | None, step: int, target: ir.Value, to_step: int
+    ) -> None:
+        rows, size = self.sizes[tile]
+        kind = ir.VectorType(I32, size // 4)
+        with self.x.loop(rows) as row:
+            value = ir.Constant(kind, [0] * (size // 4))
+            if source is not None:
+                value = self.x.load(source, self.b.mul(row, I64(step)), kind)
+            self.x.store(value, target, self.b.mul(row, I64(to_step)))
 
     def _call(self, name: str, *args) -> None:
         values = [I8(a) if isinstance(a, int) else a for a in args]

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import struct
 import sys
+from collections.abc import Sequence
 
 # void f(config, a, b, stride, out): ldtilecfg [rdi]; tileloadd tmm1, [rsi+rcx]; tileloadd tmm2,
 # [rdx+rcx]; tilezero tmm0; tdpbf16ps tmm0, tmm1, tmm2; tilestored [r8+rcx], tmm0; tilerelease;
@@ -29,9 +30,10 @@ def request_permission() -> bool:
     return bool(syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
-def tile_config() -> bytes:
-    """Palette 1 with all eight tiles of 16 rows of 64 bytes."""
-    return struct.pack("<BB14x16H16B", 1, 0, *[64] * 8, *[0] * 8, *[16] * 8, *[0] * 8)
+def tile_config(sizes: Sequence[tuple[int, int]] = ((16, 64),) * 8) -> bytes:
+    """Palette 1 with eight tiles of these rows and bytes a row."""
+    rows, widths = zip(*sizes, strict=True)
+    return struct.pack("<BB14x16H16B", 1, 0, *widths, *[0] * 8, *rows, *[0] * 8)
 
 
 def multiply_ones() -> bool:

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualpace.cpu import append_kernel
+from dualpace.cpu import amx_probe, append_kernel
 from dualpace.cpu import decode_kernel as kernel
 from dualpace.cpu.append import kv_append
 from dualpace.cpu.block_ir import BlockShape
 from dualpace.cpu.isa import Isa, Level, detected, has_bf16
 from dualpace.cpu.openmp import parallel
 from dualpace.cpu.plan import BLOCK_TOKENS, DecodePlan, plan_decode
+from dualpace.cpu.tile_block_ir import takes_tiles, tile_config
 
 __all__ = ["PagedDecoder", "num_compiles", "paged_decode", "plan_decode", "warm_up"]
 
@@ -85,8 +86,13 @@ class PagedDecoder:
         # The compiler ends the process over an instruction that it has no encoding for.
         if self._shape.dot and self._shape.native and not has_bf16():
             raise ValueError("this CPU has no bf16 instructions, which the kernel was chosen for")
+        if self._shape.tiles and self._shape.native and not amx_probe.request_permission():
+            raise ValueError("the tile unit, which the kernel was chosen for, cannot be used here")
         self._function = kernel.decode_kernel(self._shape)
         self._block = np.zeros(kernel.NUM_FIELDS, np.int64)
+        if self._shape.tiles:
+            self._config = np.frombuffer(tile_config(self._shape), np.uint8).copy()
+            self._block[kernel.CONFIG] = self._config.ctypes.data
         self._num_threads = 0
         self._scratch = self._partials = torch.empty(0)
         self._item_done = np.zeros(0, np.int64)
@@ -184,7 +190,9 @@ def block_shape(
     isa = detected() if level is None else Isa(level, "")
     bf16 = dtype == torch.bfloat16
     lanes = 16 if isa.has(Level.AVX512) else 8
-    return BlockShape(head_dim, group, lanes, bf16, bf16 and isa.has(Level.AVX512_BF16))
+    dot = bf16 and isa.has(Level.AVX512_BF16)
+    tiles = bf16 and isa.has(Level.AMX) and takes_tiles(head_dim, group)
+    return BlockShape(head_dim, group, lanes, bf16, dot, tiles=tiles)
 
 
 def warm_up(num_q_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:

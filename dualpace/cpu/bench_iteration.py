@@ -22,9 +22,10 @@ from dualpace.cpu.attention import PagedDecoder, plan_decode
 from dualpace.cpu.dense_stage import PostAttention, Rooms, norm_rows
 from dualpace.cpu.gemm import TileLinear
 from dualpace.cpu.memory import huge_empty
+from dualpace.cpu.qkv import Places, PreAttention
 
 BF16 = torch.bfloat16
-STAGES = ("pre", "append", "attention", "post", "final")
+STAGES = ("pre", "attention", "post", "final")  # K and V are appended in pre
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,12 @@ class Iteration:
         self.pools = [pool[:, i] for i in range(m.sets)]
         self.tables = torch.randperm(rows * blocks).int().view(rows, blocks)
         self.positions = torch.full((rows,), context - 1)
-        self.slots = self.tables[:, -1].long() * 16 + (context - 1) % 16
         self.decoder = PagedDecoder(m.q_heads, m.kv_heads, m.head_dim, BF16)
         self.lens = np.full(rows, context, np.int32)
         angles = self.positions[:, None, None] * 5e5 ** -(torch.arange(0, 1, 2 / m.head_dim))
-        self.cos, self.sin = angles.cos().to(BF16), angles.sin().to(BF16)
+        angles = angles.flatten(1)
+        slots = self.tables[:, -1].long() * 16 + (context - 1) % 16
+        self.places = Places(angles.cos(), angles.sin(), slots)
         self.norm = torch.ones(m.hidden, dtype=BF16)
         self.spent = dict.fromkeys(STAGES, 0.0)
 
@@ -90,7 +92,6 @@ class Iteration:
         self.decoder.begin(plan, self.tables)
         out = torch.empty(self.rows, m.q_heads, m.head_dim, dtype=BF16)
         normal = torch.empty_like(x)
-        qkv_heads = m.q_heads + 2 * m.kv_heads
         now = time.perf_counter()
 
         def lap(stage: str) -> None:
@@ -99,17 +100,9 @@ class Iteration:
             spent[stage] += now - then
 
         for i in range(m.layers):
-            qkv, post, _ = self.layers[i % m.sets]
-            norm_rows(x, self.norm, 1e-5, normal)
-            q, k, v = torch.split(
-                qkv(normal).view(self.rows, qkv_heads, m.head_dim),
-                [m.q_heads, m.kv_heads, m.kv_heads],
-                dim=1,
-            )
-            q, k = self._rope(q), self._rope(k)
+            pre, post, _ = self.layers[i % m.sets]
+            q = pre(x, self.places, self.pools[i % m.sets])
             lap("pre")
-            kv_append(k, v, self.pools[i % m.sets], self.slots)
-            lap("append")
             self.decoder.run(q, self.pools[i % m.sets], m.head_dim**-0.5, out)
             lap("attention")
             x = post(out.view(self.rows, -1), x)
@@ -119,14 +112,9 @@ class Iteration:
         lap("final")
         return tokens
 
-    def _rope(self, x: Tensor) -> Tensor:
-        low, high = x.chunk(2, -1)
-        cos, sin = self.cos, self.sin
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
-
 
 def make_layers(model: Model, amx: bool) -> list[Any]:
-    """(qkv, post, head) of each set; one head for all."""
+    """(pre, post, head) of each set; one head for all."""
     m, rooms = model, Rooms()
     attn, kv = m.q_heads * m.head_dim, m.kv_heads * m.head_dim
     norm = torch.ones(m.hidden, dtype=BF16)
@@ -136,6 +124,23 @@ def make_layers(model: Model, amx: bool) -> list[Any]:
             return TileLinear(weight, scratch=rooms.tiles)
         handle, outputs = packed.pack(weight), weight.shape[0]
         return lambda x: packed.packed_linear(x, handle, outputs)
+
+    def pre() -> Callable[[Tensor, Places, Tensor], Tensor]:
+        heads = (m.q_heads, m.kv_heads, m.head_dim)
+        weight = random_matrix(attn + 2 * kv, m.hidden)
+        if amx:
+            return PreAttention(norm, weight, heads, 1e-5, rooms)
+        qkv = linear(weight)
+
+        def run(x: Tensor, places: Places, cache: Tensor) -> Tensor:
+            normal = torch.empty_like(x)
+            norm_rows(x, norm, 1e-5, normal)
+            product = qkv(normal).view(len(x), -1, m.head_dim)
+            q, k, v = torch.split(product, [m.q_heads, m.kv_heads, m.kv_heads], dim=1)
+            kv_append(_rope(k, places), v, cache, places.slots)
+            return _rope(q, places)
+
+        return run
 
     def post() -> Callable[[Tensor, Tensor], Tensor]:
         o = random_matrix(m.hidden, attn)
@@ -155,7 +160,13 @@ def make_layers(model: Model, amx: bool) -> list[Any]:
         return run
 
     head = linear(random_matrix(m.vocab, m.hidden))
-    return [(linear(random_matrix(attn + 2 * kv, m.hidden)), post(), head) for _ in range(m.sets)]
+    return [(pre(), post(), head) for _ in range(m.sets)]
+
+
+def _rope(x: Tensor, places: Places) -> Tensor:
+    first, second = x.float().chunk(2, -1)
+    cos, sin = places.cos[:, None], places.sin[:, None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
 def iteration_table(

@@ -31,6 +31,8 @@ class BlockShape:
     bf16      dtype of K, V and q; else float32
     dot       multiply bf16 pairs (bf16 and 16 lanes only)
     native    with the ISA's instruction for that; else with a stand-in that runs anywhere (tests)
+    tiles     on the tile unit (tile_block_ir; bf16, 16 lanes, head sizes that are multiples of 32,
+              groups up to 8)
     """
 
     head_dim: int
@@ -39,6 +41,7 @@ class BlockShape:
     bf16: bool
     dot: bool = False
     native: bool = True
+    tiles: bool = False
 
     @property
     def item(self) -> int:
@@ -54,6 +57,13 @@ class BlockShape:
     def query_row(self) -> int:
         """Bytes of a prepared query: float32 in `place` order, or bf16 padded to whole vectors."""
         return -(-self.head_dim // 32) * 64 if self.dot else self.head_dim * 4
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of the prepared queries of a group: a row a head, or, with `tiles`, pairs of
+        elements, the heads side by side.
+        """
+        return self.head_dim // 2 * self.pad * 4 if self.tiles else self.group * self.query_row
 
     @property
     def parts(self) -> int:
@@ -84,9 +94,11 @@ class BlockShape:
     @property
     def work_floats(self) -> int:
         """float32 of working memory for one block: weights, shrink factors, bf16 pairs."""
-        return (
-            BLOCK_TOKENS * self.pad + self.lanes + (BLOCK_TOKENS // 2 * self.pad if self.dot else 0)
-        )
+        if self.tiles:
+            pairs = 2 * self.group * BLOCK_TOKENS
+        else:
+            pairs = BLOCK_TOKENS // 2 * self.pad if self.dot else 0
+        return BLOCK_TOKENS * self.pad + self.lanes + pairs
 
     def lane(self, head: int) -> int:
         """Index of a head's maximum (or sum) among the maxima."""
@@ -94,6 +106,8 @@ class BlockShape:
 
     def place(self) -> list[int]:
         """Position of each element of a row within an accumulator."""
+        if self.tiles:  # the even ones, then the odd ones
+            return [i % 2 * self.head_dim // 2 + i // 2 for i in range(self.head_dim)]
         order = [0] * self.head_dim
         for start, count in self.chunks():
             for i in range(count):
@@ -122,17 +136,25 @@ def block_function(module: ir.Module, shape: BlockShape, locality: int = 2) -> i
     next_v meanwhile.
     """
     name = f"attend_{shape.head_dim}_{shape.group}_{shape.lanes}_{shape.item}_{int(shape.dot)}"
-    args = [POINTER] * 5 + [I64, F32, POINTER, POINTER]
-    function = ir.Function(module, ir.FunctionType(VOID, args), name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")
+    function = declare_block(module, name)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    _Block(builder, shape, function.args, locality).emit()
+    Block(builder, shape, function.args, locality).emit()
     builder.ret_void()
     return function
 
 
-class _Block:
+def declare_block(module: ir.Module, name: str) -> ir.Function:
+    """A function of block_function's type without a body."""
+    args = [POINTER] * 5 + [I64, F32, POINTER, POINTER]
+    function = ir.Function(module, ir.FunctionType(VOID, args), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    return function
+
+
+class Block:
+    """The body of block_function, emitted at the place of a builder."""
+
     def __init__(
         self, builder: ir.IRBuilder, shape: BlockShape, args: list[ir.Value], locality: int
     ):
@@ -210,6 +232,9 @@ class _Block:
             return [x.widen(raw)]
         return list(x.widen_pairs(x.load(base, offset, x.ints, 2)))
 
+    def _score(self, i: int) -> ir.Value:
+        return self.x.load(self.work, i * self.s.lanes * 4)
+
     # Softmax: work[token, head] = 2^(score - maximum), state maxima and sums, shrink[head]
 
     def _softmax(self, part: int) -> None:
@@ -220,9 +245,7 @@ class _Block:
         for i in range(BLOCK_TOKENS // s.tile):
             token = x.int_constant([i * s.tile + lane // s.pad for lane in range(s.lanes)])
             masks.append(b.icmp_signed("<", token, self.tokens))
-            scores.append(
-                b.select(masks[i], x.load(self.work, i * s.lanes * 4), x.constant(LOWEST))
-            )
+            scores.append(b.select(masks[i], self._score(i), x.constant(LOWEST)))
         old = x.load(self.state, top_at)
         top = x.max(old, x.fold(_tree(scores, x.max), s.pad, x.max))
         shrink = x.exp2(x.sub(old, top))
@@ -234,11 +257,15 @@ class _Block:
         x.store(top, self.state, top_at)
         x.store(x.fma(x.load(self.state, sum_at), shrink, total), self.state, sum_at)
         x.store(shrink, self.work, self.shrink_at)
-        if s.dot:
+        self._keep(weights)
+
+    def _keep(self, weights: list[ir.Value]) -> None:
+        """Store the weights for `_values`."""
+        if self.s.dot:
             self._store_pairs(weights)
-        else:
-            for i, weight in enumerate(weights):
-                x.store(weight, self.work, i * s.lanes * 4)
+            return
+        for i, weight in enumerate(weights):
+            self.x.store(weight, self.work, i * self.s.lanes * 4)
 
     def _store_pairs(self, weights: list[ir.Value]) -> None:
         """Weights as bf16, those of tokens 2j and 2j + 1 side by side for every head: int32 [8,

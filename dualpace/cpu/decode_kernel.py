@@ -17,6 +17,7 @@ from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
 from dualpace.cpu.block_ir import LOWEST, BlockShape, block_function
+from dualpace.cpu.gemm_kernel import begin_amx, end_amx
 from dualpace.cpu.plan import BEGIN, BLOCK_TOKENS, END, HEAD, ITEM, ROW, SLOT
 from dualpace.cpu.primitives import (
     fetch_add,
@@ -28,6 +29,7 @@ from dualpace.cpu.primitives import (
     uint16_at,
     widen,
 )
+from dualpace.cpu.tile_block_ir import tile_block_function
 from dualpace.cpu.version import source_version
 
 # Fields of the argument block. Strides are in bytes.
@@ -55,16 +57,18 @@ from dualpace.cpu.version import source_version
     SCRATCH_STRIDE,
     PARTIALS,  # state of each slot
     SCALE_BITS,  # the float32 `scale * log2(e)` as an integer
+    CONFIG,  # the 64 bytes of tile_block_ir.tile_config, with tiles
     NUM_FIELDS,
-) = range(24)
+) = range(25)
 
 _SEGMENT_COLUMNS = 6
+_AHEAD = 1  # blocks of one head between the block that is asked for and the one worked on
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
 
 
 def scratch_bytes(shape: BlockShape, heads_per_item: int) -> int:
     """Bytes that one thread needs, a multiple of a cache line."""
-    one_head = shape.group * shape.query_row + shape.state_floats * 4
+    one_head = shape.query_bytes + shape.state_floats * 4
     return -(-(shape.work_floats * 4 + heads_per_item * one_head) // 64) * 64
 
 
@@ -77,6 +81,7 @@ def attend_block(
     bf16: Any,
     dot: Any,
     native: Any,
+    tiles: Any,
     _version: Any,
     q: Any,
     k: Any,
@@ -89,13 +94,14 @@ def attend_block(
     next_v: Any,
 ) -> Any:
     """block_ir's function for the BlockShape in the first arguments, which are constants."""
-    constants = (dim, group, lanes, bf16, dot, native, _version)
+    constants = (dim, group, lanes, bf16, dot, native, tiles, _version)
     shape = BlockShape(*(constant.literal_value for constant in constants[:-1]))
+    build = tile_block_function if shape.tiles else block_function
 
     def codegen(_ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
-        function = block_function(builder.module, shape)
-        pointers = [builder.inttoptr(a, ir.PointerType()) for a in (*args[7:12], *args[14:])]
-        builder.call(function, [*pointers[:5], *args[12:14], *pointers[5:]])
+        function = build(builder.module, shape)
+        pointers = [builder.inttoptr(a, ir.PointerType()) for a in (*args[8:13], *args[15:])]
+        builder.call(function, [*pointers[:5], *args[13:15], *pointers[5:]])
         return _ctx.get_dummy_value()
 
     numbers = [types.intp] * 6 + [types.float32] + [types.intp] * 2
@@ -124,6 +130,47 @@ def pad_query(source: Any, query: Any, dim: Any, size: Any) -> None:
     out = uint16_at(query)
     for i in range(size // 2):
         out[i] = uint16_at(source)[i] if i < dim else np.uint16(0)
+
+
+@njit(error_model="numpy")
+def pair_queries(source: Any, query: Any, group: Any, dim: Any, pad: Any) -> None:
+    """The bf16 query rows of a group by pairs of elements, `pad` heads of a pair side by side, of
+    which those behind the group are zero.
+    """
+    to = int32_at(query)
+    for g in range(pad):
+        row = int32_at(source + g * dim * 2)
+        for pair in range(dim // 2):
+            to[pair * pad + g] = row[pair] if g < group else np.int32(0)
+
+
+@njit
+def enter_chunk(chunk: Any, starts: Any, segments: Any) -> Any:
+    """A cursor on the first block of a chunk: chunk, segment, end of segments, block, head."""
+    first = np.int64(starts[chunk])
+    return chunk, first, np.int64(starts[chunk + 1]), np.int64(segments[first, BEGIN]), 0
+
+
+@njit
+def advance(
+    cursor: Any, heads: Any, coming: Any, num_chunks: Any, starts: Any, segments: Any
+) -> Any:
+    """The cursor one block of one head further, into the chunk `coming` after its own; at the end
+    of all it stays, with no segment left.
+    """
+    chunk, segment, stop, block, head = cursor
+    if segment < stop:
+        head += 1
+        if head == heads:
+            head = 0
+            block += 1
+            if block == segments[segment, END]:
+                segment += 1
+                if segment < stop:
+                    block = np.int64(segments[segment, BEGIN])
+    if segment == stop and chunk != coming and coming < num_chunks:
+        return enter_chunk(coming, starts, segments)
+    return chunk, segment, stop, block, head
 
 
 @njit(fastmath=_FAST, error_model="numpy")
@@ -166,11 +213,12 @@ def decode_kernel(shape: BlockShape) -> int:
     """Address of the kernel `void f(int64 *block)` for this shape. The first call compiles or
     loads it.
     """
-    dim, group, lanes = shape.head_dim, shape.group, shape.lanes
-    bf16, dot, native = shape.bf16, shape.dot, shape.native
+    dim, group, lanes, pad = shape.head_dim, shape.group, shape.lanes, shape.pad
+    bf16, dot, native, tiles = shape.bf16, shape.dot, shape.native, shape.tiles
+    unit = native and tiles
     row, query_row, work_bytes = shape.row, shape.query_row, shape.work_floats * 4
     state, sums = shape.state_floats * 4, shape.parts * lanes
-    width, query_bytes = group * dim, group * query_row
+    width, query_bytes = group * dim, shape.query_bytes
     version = source_version()
     place = np.array(shape.place(), np.int64)
     lane = np.array([shape.lane(head) for head in range(group)], np.int64)
@@ -178,15 +226,24 @@ def decode_kernel(shape: BlockShape) -> int:
     def kernel(block: Any) -> None:
         a = carray(int64_at(block), (NUM_FIELDS,))
         heads, cache, value = a[HEADS_PER_ITEM], a[CACHE], a[VALUE_STRIDE]
-        starts = carray(int32_at(a[CHUNK_STARTS]), (a[NUM_CHUNKS] + 1,))
-        segments = carray(int32_at(a[SEGMENTS]), (starts[a[NUM_CHUNKS]], _SEGMENT_COLUMNS))
+        num_chunks = a[NUM_CHUNKS]
+        starts = carray(int32_at(a[CHUNK_STARTS]), (num_chunks + 1,))
+        segments = carray(int32_at(a[SEGMENTS]), (starts[num_chunks], _SEGMENT_COLUMNS))
         lens = int32_at(a[CONTEXT_LENS])
         scale = float_of_bits(np.uint32(a[SCALE_BITS]))
         work = a[SCRATCH] + fetch_add(block + NEXT_THREAD * 8, 1) * a[SCRATCH_STRIDE]
         query = work + work_bytes
         own_state = query + heads * query_bytes
         chunk = fetch_add(block + NEXT_CHUNK * 8, 1)
-        while chunk < a[NUM_CHUNKS]:
+        if chunk >= num_chunks:
+            return
+        # The chunk after this one is taken now, so that its first blocks can be asked for.
+        coming = fetch_add(block + NEXT_CHUNK * 8, 1)
+        cursor = enter_chunk(chunk, starts, segments)
+        for _ in range(_AHEAD - 1):
+            cursor = advance(cursor, heads, coming, num_chunks, starts, segments)
+        begin_amx(unit, a[CONFIG])
+        while chunk < num_chunks:
             for s in range(starts[chunk], starts[chunk + 1]):
                 request, head, slot = segments[s, ROW], segments[s, HEAD], segments[s, SLOT]
                 begin, end, item = segments[s, BEGIN], segments[s, END], segments[s, ITEM]
@@ -197,25 +254,27 @@ def decode_kernel(shape: BlockShape) -> int:
                 target = a[OUT] + request * a[OUT_STRIDE] + head * group * row
                 for h in range(heads):
                     begin_state(state_at + h * state, width, sums)
-                for g in range(heads * group):
-                    if dot:
-                        pad_query(source + g * row, query + g * query_row, dim, query_row)
+                    to, rows = query + h * query_bytes, source + h * group * row
+                    if tiles:
+                        pair_queries(rows, to, group, dim, pad)
                     else:
-                        prepare_query(source + g * row, query + g * query_row, bf16, place)
+                        for g in range(group):
+                            if dot:
+                                pad_query(rows + g * row, to + g * query_row, dim, query_row)
+                            else:
+                                prepare_query(rows + g * row, to + g * query_row, bf16, place)
                 table = int32_at(a[BLOCK_TABLES] + request * a[TABLE_STRIDE])
-                key = cache + table[begin] * a[BLOCK_STRIDE] + head * a[HEAD_STRIDE]
                 for j in range(begin, end):
-                    # Where this segment goes on; where the next one of the chunk begins; or here.
-                    after = key
-                    if j + 1 < end:
-                        after = cache + table[j + 1] * a[BLOCK_STRIDE] + head * a[HEAD_STRIDE]
-                    elif s + 1 < starts[chunk + 1]:
-                        other = int32_at(a[BLOCK_TABLES] + segments[s + 1, ROW] * a[TABLE_STRIDE])
-                        after = cache + other[segments[s + 1, BEGIN]] * a[BLOCK_STRIDE]
-                        after += segments[s + 1, HEAD] * a[HEAD_STRIDE]
                     tokens = min(BLOCK_TOKENS, lens[request] - j * BLOCK_TOKENS)
                     for h in range(heads):
-                        coming = key + a[HEAD_STRIDE] if h + 1 < heads else after
+                        key = cache + table[j] * a[BLOCK_STRIDE] + (head + h) * a[HEAD_STRIDE]
+                        cursor = advance(cursor, heads, coming, num_chunks, starts, segments)
+                        _, ahead, stop, ahead_block, ahead_head = cursor
+                        after = key
+                        if ahead < stop:
+                            other = a[BLOCK_TABLES] + segments[ahead, ROW] * a[TABLE_STRIDE]
+                            after = cache + int32_at(other)[ahead_block] * a[BLOCK_STRIDE]
+                            after += (segments[ahead, HEAD] + ahead_head) * a[HEAD_STRIDE]
                         attend_block(
                             dim,
                             group,
@@ -223,6 +282,7 @@ def decode_kernel(shape: BlockShape) -> int:
                             bf16,
                             dot,
                             native,
+                            tiles,
                             version,
                             query + h * query_bytes,
                             key,
@@ -231,10 +291,9 @@ def decode_kernel(shape: BlockShape) -> int:
                             work,
                             tokens,
                             scale,
-                            coming,
-                            coming + value,
+                            after,
+                            after + value,
                         )
-                        key = coming
                 if slot >= 0:
                     slots = int32_at(a[ITEM_SLOTS] + item * 8)
                     done = a[ITEM_DONE] + item * 8
@@ -253,7 +312,9 @@ def decode_kernel(shape: BlockShape) -> int:
                     for g in range(group):
                         out = target + (h * group + g) * row
                         finish_row(at + g * dim * 4, totals[lane[g]], out, bf16, place)
-            chunk = fetch_add(block + NEXT_CHUNK * 8, 1)
+            chunk = coming
+            coming = fetch_add(block + NEXT_CHUNK * 8, 1)
+        end_amx(unit)
 
     signature = types.void(types.intp)
     return int(cfunc(signature, cache=True, fastmath=_FAST, error_model="numpy")(kernel).address)

@@ -9,6 +9,7 @@ models, and shares nothing with the graphs but that signature.
 
 import itertools
 import struct
+import weakref
 from typing import Any
 
 import numpy as np
@@ -110,18 +111,15 @@ def takes(o: Tensor, gate_up: Tensor, down: Tensor) -> bool:
 
 
 def pack_post_attention(stage: PostAttention) -> Tensor:
-    """A handle (0-d int64) for a layer, for `post_attention`."""
+    """A handle (0-d int64) for a layer, for `post_attention`. The layer lives as long as it."""
     number = next(_numbers)
     _stages[number] = stage
-    return torch.tensor(number, dtype=torch.int64)
+    handle = torch.tensor(number, dtype=torch.int64)
+    weakref.finalize(handle, _stages.pop, number).atexit = False
+    return handle
 
 
 def post_attention(attn: Tensor, x: Tensor, handle: Tensor) -> Tensor:
     """attn [rows, A], x [rows, H] through the layer behind `handle`: [rows, H], like x."""
     result: Tensor = torch.ops.dualpace.post_attention(attn, x, handle)
     return result
-
-
-def release(handle: Tensor) -> None:
-    """Free the weights behind `handle`, which is not used again."""
-    del _stages[int(handle.item())]

@@ -34,6 +34,7 @@ class Epilogue(IntEnum):
     PLAIN = amx_ir.PLAIN
     ADD = amx_ir.ADD  # a residual is added
     SILU_MUL = amx_ir.SILU_MUL  # the weight is [gate; up]: silu(gate) * up, half as many outputs
+    ROPE = amx_ir.ROPE  # outputs are heads of q, k and v: see qkv.PreAttention
 
 
 def fits(out_features: int, in_features: int) -> bool:
@@ -56,6 +57,7 @@ class TileLinear:
         epilogue: Epilogue = Epilogue.PLAIN,
         native: bool = True,
         scratch: Scratch | None = None,
+        head_dim: int = 32,
     ) -> None:
         outputs, inputs = weight.shape
         if weight.dtype != torch.bfloat16 or not fits(outputs, inputs):
@@ -69,7 +71,9 @@ class TileLinear:
         self.outputs = outputs // 2 if epilogue == Epilogue.SILU_MUL else outputs
         self._pairs = outputs // 32
         self._scratch = scratch or Scratch()
-        self._weight = _in_tile_order(weight, halves_beside=epilogue == Epilogue.SILU_MUL)
+        # Outputs that an epilogue takes together lie in one pair of tiles.
+        unit = {Epilogue.SILU_MUL: outputs, Epilogue.ROPE: head_dim}.get(epilogue, 32)
+        self._weight = _in_tile_order(weight, unit)
         self._config = torch.frombuffer(bytearray(amx_probe.tile_config()), dtype=torch.uint8)
         # All of them now, so that nothing compiles once requests are served.
         self._functions = {shape: kernel.gemm_kernel(shape, native) for shape in SHAPES}
@@ -78,16 +82,27 @@ class TileLinear:
         self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """x [rows, in]; residual [rows, out] with ADD only; out [rows, out], made if not given."""
+        assert self.epilogue != Epilogue.ROPE  # whose results go elsewhere
         rows = x.shape[0]
         out = x.new_empty(rows, self.outputs) if out is None else out
         other = residual if residual is not None else out
         self._check(x, residual, out)
         for first in range(0, rows, MAX_ROWS):
             piece = slice(first, first + MAX_ROWS)
-            self._run(x[piece], other[piece], out[piece])
+            outs, others = out[piece], other[piece]
+            self._run(
+                x[piece],
+                {
+                    kernel.OUT: outs.data_ptr(),
+                    kernel.OUT_STRIDE: outs.stride(0) * 2,
+                    kernel.OTHER: others.data_ptr(),
+                    kernel.OTHER_STRIDE: others.stride(0) * 2,
+                },
+            )
         return out
 
-    def _run(self, x: Tensor, other: Tensor, out: Tensor) -> None:
+    def _run(self, x: Tensor, ends: dict[int, int]) -> None:
+        """One call of the kernel; `ends` are the fields that the epilogue takes."""
         rows, k_tiles, threads = x.shape[0], self.inputs // 32, torch.get_num_threads()
         row_tiles = -(-rows // amx_ir.ROWS)
         starts = group_starts(self._pairs, threads, row_tiles)
@@ -95,30 +110,24 @@ class TileLinear:
         largest = int(np.diff(starts).max())
         sums_bytes = largest * row_tiles * 2 * amx_ir.TILE
         tiles, sums = self._scratch.take(row_tiles * k_tiles * amx_ir.TILE, threads * sums_bytes)
-        block = np.array(
-            [
-                *[0] * 4,
-                self._config.data_ptr(),
-                rows,
-                k_tiles,
-                k_block,
-                len(starts) - 1,
-                starts.ctypes.data,
-                x.data_ptr(),
-                x.stride(0) * 2,
-                tiles,
-                self._weight.data_ptr(),
-                out.data_ptr(),
-                out.stride(0) * 2,
-                other.data_ptr(),
-                other.stride(0) * 2,
-                sums,
-                sums_bytes,
-                self.epilogue,
-            ],
-            np.int64,
-        )
-        assert len(block) == kernel.NUM_FIELDS
+        fields = {
+            kernel.CONFIG: self._config.data_ptr(),
+            kernel.NUM_ROWS: rows,
+            kernel.K_TILES: k_tiles,
+            kernel.K_BLOCK: k_block,
+            kernel.NUM_GROUPS: len(starts) - 1,
+            kernel.GROUP_STARTS: starts.ctypes.data,
+            kernel.INPUT: x.data_ptr(),
+            kernel.INPUT_STRIDE: x.stride(0) * 2,
+            kernel.INPUT_TILES: tiles,
+            kernel.WEIGHT: self._weight.data_ptr(),
+            kernel.SUMS: sums,
+            kernel.SUMS_STRIDE: sums_bytes,
+            kernel.EPILOGUE: self.epilogue,
+            **ends,
+        }
+        block = np.zeros(kernel.NUM_FIELDS, np.int64)
+        block[list(fields)] = list(fields.values())
         parallel(self._functions[tile_shape(row_tiles)], block.ctypes.data, threads)
 
     def _check(self, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
@@ -157,16 +166,13 @@ def group_starts(pairs: int, threads: int, row_tiles: int) -> NDArray[np.int32]:
     return np.array(starts, np.int32)
 
 
-def _in_tile_order(weight: Tensor, halves_beside: bool) -> Tensor:
+def _in_tile_order(weight: Tensor, unit: int) -> Tensor:
     """[out, in] as tiles [out / 32, in / 32, 2, 16 pairs of inputs, 16 outputs, 2].
 
-    halves_beside: a pair holds 16 outputs of the first half and the same 16 of the second.
+    A pair of tiles holds 16 of the first half of `unit` outputs and the same 16 of the second.
     """
     outputs, inputs = weight.shape
-    if halves_beside:
-        by_pair = weight.view(2, outputs // 32, 16, inputs).transpose(0, 1)
-    else:
-        by_pair = weight.view(outputs // 32, 2, 16, inputs)
-    tiles = by_pair.reshape(outputs // 32, 2, 16, inputs // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
+    halves = weight.view(outputs // unit, 2, unit // 32, 16, inputs).transpose(1, 2)
+    tiles = halves.reshape(outputs // 32, 2, 16, inputs // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
     packed = huge_empty(weight.numel() * 2).view(torch.bfloat16).view(tiles.shape)
     return packed.copy_(tiles)

@@ -10,11 +10,12 @@ for while the tile unit works on this one. This file knows nothing about tensors
 import functools
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import carray, cfunc, types
 from numba.extending import intrinsic
 
-from dualpace.cpu import amx_ir
+from dualpace.cpu import amx_ir, amx_rope_ir
 from dualpace.cpu.primitives import copy_bytes, fetch_add, int32_at, int64_at, load_shared
 from dualpace.cpu.version import source_version
 
@@ -41,8 +42,20 @@ from dualpace.cpu.version import source_version
     SUMS,  # float32 tiles, one piece a thread
     SUMS_STRIDE,
     EPILOGUE,
+    # Of ROPE, whose outputs are heads: queries to OUT, keys and values to a cache.
+    HEAD_DIM,
+    Q_HEADS,
+    KV_HEADS,
+    COS,  # float32, one a pair of elements and row
+    SIN,
+    TABLE_STRIDE,
+    OUT_OFFSETS,  # int64 [rows]: bytes from OUT to a row
+    CACHE,
+    CACHE_OFFSETS,  # int64 [rows]: bytes from CACHE to a row of its first head's keys
+    HEAD_STRIDE,
+    VALUE_STRIDE,
     NUM_FIELDS,
-) = range(22)
+) = range(33)
 
 _TILE, _ROWS = amx_ir.TILE, amx_ir.ROWS
 _COPY_TILES = 16
@@ -104,6 +117,14 @@ def end_tiles(_context, kind, native, version, c, rows, out, out_stride, other, 
 
 
 @intrinsic(prefer_literal=True)
+def rope_tiles(
+    _context, native, version, c, rows, to, offsets, half, cos, sin, table_stride, rotate
+):
+    """amx_rope_ir.rope_function; the first two arguments are constants."""
+    return _caller(amx_rope_ir.rope_function, 1, 9)((native, version))
+
+
+@intrinsic(prefer_literal=True)
 def begin_amx(_context, native, config):
     """Set up this thread's tile registers."""
 
@@ -129,7 +150,7 @@ def end_amx(_context, native):
 def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
     """Address of the kernel `void f(int64 *block)`; if not `native`, one for any CPU."""
     version = source_version()
-    plain, add, silu_mul = amx_ir.PLAIN, amx_ir.ADD, amx_ir.SILU_MUL
+    plain, add, silu_mul, rope = amx_ir.PLAIN, amx_ir.ADD, amx_ir.SILU_MUL, amx_ir.ROPE
     rows_at_once, columns = shape.rows, shape.columns
 
     def kernel(block: Any) -> None:
@@ -139,15 +160,15 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
 
         # Activations to tiles, a block of inputs after the other, so that what is used together
         # lies together. A unit is a few tiles of 16 rows. Rows behind the last are zero.
-        pieces = (k_tiles + _COPY_TILES - 1) // _COPY_TILES
+        copies = (k_tiles + _COPY_TILES - 1) // _COPY_TILES
         unit = fetch_add(block + NEXT_COPY * 8, 1)
-        while unit < row_tiles * pieces:
-            first = unit % pieces * _COPY_TILES
+        while unit < row_tiles * copies:
+            first = unit % copies * _COPY_TILES
             begin = first // k_block * k_block
             steps = min(k_block, k_tiles - begin)
-            place = begin * row_tiles + unit // pieces * steps - begin
+            place = begin * row_tiles + unit // copies * steps - begin
             for i in range(_ROWS):
-                row = unit // pieces * _ROWS + i
+                row = unit // copies * _ROWS + i
                 source = a[INPUT] + row * a[INPUT_STRIDE]
                 to = a[INPUT_TILES] + place * _TILE + i * 64
                 for k in range(first, min(first + _COPY_TILES, k_tiles)):
@@ -158,7 +179,7 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                             int64_at(to + k * _TILE)[j] = 0
             fetch_add(block + COPIED * 8, 1)
             unit = fetch_add(block + NEXT_COPY * 8, 1)
-        while load_shared(block + COPIED * 8) < row_tiles * pieces:
+        while load_shared(block + COPIED * 8) < row_tiles * copies:
             pass
 
         begin_amx(native, a[CONFIG])
@@ -210,7 +231,32 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                         out = a[OUT] + row * a[OUT_STRIDE] + pair * 64
                         other = a[OTHER] + row * a[OTHER_STRIDE] + pair * 64
                         stride, beside = a[OUT_STRIDE], a[OTHER_STRIDE]
-                        if a[EPILOGUE] == plain:
+                        if a[EPILOGUE] == rope:
+                            pieces = a[HEAD_DIM] // 32
+                            head, piece = pair // pieces, pair % pieces
+                            kv, half = head - a[Q_HEADS], a[HEAD_DIM]
+                            to_head = a[OUT] + head * half * 2 + piece * 32
+                            offsets = a[OUT_OFFSETS] + row * 8
+                            if kv >= 0:
+                                to_head = a[CACHE] + kv % a[KV_HEADS] * a[HEAD_STRIDE] + piece * 32
+                                to_head += kv // a[KV_HEADS] * a[VALUE_STRIDE]
+                                offsets = a[CACHE_OFFSETS] + row * 8
+                            angle, stride = row * a[TABLE_STRIDE] + piece * 64, a[TABLE_STRIDE]
+                            cos, sin = a[COS] + angle, a[SIN] + angle
+                            rope_tiles(
+                                native,
+                                version,
+                                tile,
+                                count,
+                                to_head,
+                                offsets,
+                                half,
+                                cos,
+                                sin,
+                                stride,
+                                np.int64(kv < a[KV_HEADS]),
+                            )
+                        elif a[EPILOGUE] == plain:
                             end_tiles(plain, native, version, tile, count, out, stride, other, 0)
                         elif a[EPILOGUE] == add:
                             end_tiles(add, native, version, tile, count, out, stride, other, beside)
@@ -220,4 +266,5 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
             group = coming
         end_amx(native)
 
-    return int(cfunc(types.void(types.intp), cache=True)(kernel).address)
+    signature = types.void(types.intp)
+    return int(cfunc(signature, cache=True, error_model="numpy")(kernel).address)

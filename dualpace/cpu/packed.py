@@ -2,11 +2,13 @@
 
 Inductor takes no packed tensor as an input, so a graph gets a handle, a 0-d int64 tensor, and the
 operation `dualpace::packed_linear(x, handle, out_features)` looks the weight up: one graph serves
-every layer of a shape. Packed weights are private to a process, and so is the table of handles.
+every layer of a shape. Packed weights are private to a process, and so is the table of handles; a
+weight lives as long as its handle.
 This file knows nothing about models.
 """
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -57,12 +59,9 @@ def register(linear: Linear) -> Tensor:
     """A handle for any implementation of a linear layer."""
     number = next(_numbers)
     _linears[number] = linear
-    return torch.tensor(number, dtype=torch.int64)
-
-
-def release(handle: Tensor) -> None:
-    """Free the weight behind `handle`, which is not used again."""
-    del _linears[int(handle.item())]
+    handle = torch.tensor(number, dtype=torch.int64)
+    weakref.finalize(handle, _linears.pop, number).atexit = False
+    return handle
 
 
 def _onednn(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -11,6 +11,7 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 
 from dualpace.cpu.block_ir import BlockShape, block_function
+from dualpace.cpu.tile_block_ir import tile_block_function
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,7 +22,8 @@ def _llvm() -> None:
 
 def assembly(shape: BlockShape, cpu: str) -> str:
     module = ir.Module()
-    block_function(module, shape).linkage = "external"
+    build = tile_block_function if shape.tiles else block_function
+    build(module, shape).linkage = "external"
     parsed = llvm.parse_assembly(str(module))
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
     machine = target.create_target_machine(cpu=cpu, opt=3)
@@ -47,6 +49,22 @@ def test_bf16_products_use_whole_registers(cpu: str) -> None:
     assert count(text, "vcvtneps2bf16") >= 1
     assert count(text, "prefetcht1") >= 2
     assert not spills(text)
+
+
+@pytest.mark.parametrize(("dim", "group"), [(64, 1), (96, 3), (128, 4), (128, 8), (256, 5)])
+def test_keys_and_values_go_from_memory_to_the_tile_unit(dim: int, group: int) -> None:
+    text = assembly(BlockShape(dim, group, 16, True, True, tiles=True), "sapphirerapids")
+    pieces = dim // 32
+    assert count(text, "tdpbf16ps") == 2 * pieces
+    # Keys, queries, sums and values; weights once.
+    assert count(text, "tileloadd") == 4 * pieces + 1
+    assert count(text, "tilestored") == pieces + 1
+    assert count(text, "prefetcht[12]") == 2 * 16 * dim * 2 // 64
+    # Of each product's 16 tokens only exponentials and their conversion are left to vectors.
+    assert "vdpbf16ps" not in text
+    narrowed = re.findall(r"vcvtneps2bf16\s.*, %([xyz])mm", text)
+    assert narrowed == ["y"] * group
+    assert "%ymm" not in re.sub(r"v(cvtneps2bf16|pmovzxwd)\s.*", "", text)
 
 
 @pytest.mark.parametrize("cpu", ["skylake-avx512", "znver4"])
@@ -89,6 +107,7 @@ def test_whole_kernels_compile_for_a_cpu_with_amx() -> None:
         "from dualpace.cpu.block_ir import BlockShape\n"
         "assert gemm_kernel.gemm_kernel(gemm.SHAPES[1], True)\n"
         "assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True))\n"
+        "assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True, tiles=True))\n"
         "assert ceilings._tile_spinner()\n"
     )
     with tempfile.TemporaryDirectory() as cache:

@@ -67,6 +67,7 @@ def check(
 SMALL, LARGE, MANY = (9, 3, 64), (32, 8, 128), (2, 2, 80)
 # Kernels of other CPUs run here through stand-ins; test_block has all head sizes and groups.
 DOT = BlockShape(64, 3, 16, bf16=True, dot=True, native=False)
+TILES = BlockShape(64, 3, 16, bf16=True, dot=True, native=False, tiles=True)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_matches_float64(heads: tuple[int, int, int], dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-@pytest.mark.parametrize("shape", [None, DOT])
+@pytest.mark.parametrize("shape", [None, DOT, TILES])
 def test_long_contexts_are_cut_and_merged(threads: int, shape: BlockShape | None) -> None:
     q, cache, tables, lens = make_batch([5000, 1, 700], *SMALL, BF16)
     decoder = PagedDecoder(9, 3, 64, BF16, shape)

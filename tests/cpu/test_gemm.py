@@ -8,13 +8,14 @@ import torch
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from dualpace.cpu import amx_ir
+from dualpace.cpu import amx_ir, amx_rope_ir
 from dualpace.cpu.gemm import SHAPES, Epilogue, TileLinear, fits, group_starts
 from dualpace.cpu.isa import Level, detected
 from dualpace.cpu.memory import Scratch
 
 # On a CPU with AMX the unit itself is tested.
 NATIVE = detected().has(Level.AMX)
+ROW_EPILOGUES = (Epilogue.PLAIN, Epilogue.ADD, Epilogue.SILU_MUL)  # the other is test_qkv's
 
 
 def bf16(*size: int) -> torch.Tensor:
@@ -31,7 +32,7 @@ def expected(
     return y if residual is None else y + residual.double()
 
 
-@pytest.mark.parametrize("epilogue", Epilogue)
+@pytest.mark.parametrize("epilogue", ROW_EPILOGUES)
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 64, 140])
 def test_matches_float64(rows: int, epilogue: Epilogue) -> None:
     outputs, inputs = 192, 96
@@ -126,9 +127,14 @@ def test_inner_loops_are_tiles_only(shape: amx_ir.Shape) -> None:
     assert "%zmm" not in text
 
 
-@pytest.mark.parametrize("kind", Epilogue)
+@pytest.mark.parametrize("kind", ROW_EPILOGUES)
 def test_epilogues_convert_whole_vectors(kind: Epilogue) -> None:
     text = assembly(amx_ir.epilogue_function, int(kind), True)
     # A ymm of bf16 comes from a whole zmm of float32.
     conversions = re.findall(r"vcvtneps2bf16\s.*, %([xyz])mm", text)
     assert conversions == ["y"] * (1 if kind == Epilogue.SILU_MUL else 2)
+
+
+def test_rotation_takes_whole_vectors() -> None:
+    text = assembly(amx_rope_ir.rope_function, True)
+    assert re.findall(r"vcvtneps2bf16\s.*, %([xyz])mm", text) == ["y"] * 4
