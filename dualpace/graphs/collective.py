@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Newer versions of torch have another name for it and warn of the old one.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class PeerLost(RuntimeError):
     """Another rank has ended or does not answer; this group cannot go on."""
@@ -59,7 +62,7 @@ class TorchCollective:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     @classmethod
@@ -103,7 +106,7 @@ class TorchCollective:
 
     def all_gather(self, x: Tensor) -> Tensor:
         parts = x.new_empty(self.size, *x.shape)
-        self._run(dist.all_gather_into_tensor, parts.view(-1), x.reshape(-1))
+        self._run(_gather, parts.view(-1), x.reshape(-1))
         return parts.movedim(0, -2).flatten(-2)
 
     def barrier(self) -> None:
@@ -111,6 +114,6 @@ class TorchCollective:
 
     def _run(self, call: object, *tensors: Tensor) -> None:
         try:
-            call(*tensors, group=self._group)  # type: ignore[operator]
+            call(*tensors, group=self.group)  # type: ignore[operator]
         except RuntimeError as error:
             raise PeerLost(f"a rank of {self.size} is gone: {error}") from error

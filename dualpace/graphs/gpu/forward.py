@@ -11,6 +11,7 @@ Shape suffixes: M rows, H hidden, N and K query and key heads, D head size, V vo
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from dualpace.graphs.collective import Alone, Collective
 from dualpace.graphs.gpu import fused, sampling, skinny
 from dualpace.graphs.gpu.linear import Choices, Workspace
+from dualpace.graphs.gpu.peer_sums import PeerSums
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.spec import ModelSpec
@@ -77,11 +79,14 @@ class Forward:
         max_partial: int | None = None,
         shard: Shard = WHOLE,
         collective: Collective | None = None,
+        peers: PeerSums | None = None,
     ) -> None:
         """`max_rows` bounds the rows of a batch; weights and the RoPE table are on the device. Of a
         `shard` that is not the whole model, which `spec` describes, the weights are its part and
-        `collective` joins it to the others; the forward's own `spec` has the local sizes.
+        `collective` joins it to the others; the forward's own `spec` has the local sizes. `peers`
+        adds few rows up faster, where GPUs can read each other's memory.
         """
+        self._peers = peers
         self.shard, self.collective = shard, collective or Alone()
         assert (self.collective.rank, self.collective.size) == (shard.rank, shard.size)
         self.vocab = spec.vocab  # of the whole model
@@ -102,6 +107,12 @@ class Forward:
     def is_part(self) -> bool:
         """Whether other ranks have the rest of the model."""
         return self.shard.size > 1
+
+    def apart(self) -> Forward:
+        """The same part with nobody to add up with: for timing what is here."""
+        other = copy.copy(self)
+        other.collective, other._peers = Alone(), None
+        return other
 
     def norm_after(self, layer: int) -> Tensor:
         """The norm that follows a layer: the next layer's first, or the final one."""
@@ -156,8 +167,7 @@ class Forward:
 
     def output(self, layer: int, rows: Rows) -> None:
         w = self.weights.layers[layer]
-        parts = self._of_ranks(self.multiply("o", rows.attn, w.o))
-        fused.add_norm(parts, rows.x, w.mlp_norm, rows.h, self.spec.rms_eps)
+        self._add_norm(self.multiply("o", rows.attn, w.o), rows, w.mlp_norm, turn=0)
 
     def gate_up(self, layer: int, rows: Rows) -> None:
         weight = self.weights.layers[layer].gate_up
@@ -168,8 +178,8 @@ class Forward:
             fused.silu_mul(self.multiply("gate_up", rows.h, weight)[0], rows.act)
 
     def down(self, layer: int, rows: Rows) -> None:
-        parts = self._of_ranks(self.multiply("down", rows.act, self.weights.layers[layer].down))
-        fused.add_norm(parts, rows.x, self.norm_after(layer), rows.h, self.spec.rms_eps)
+        parts = self.multiply("down", rows.act, self.weights.layers[layer].down)
+        self._add_norm(parts, rows, self.norm_after(layer), turn=1)
 
     def normed(self, rows: Rows, weight: Tensor) -> None:
         """h = norm(x), for rows that come from elsewhere (a Dense Assist)."""
@@ -228,6 +238,16 @@ class Forward:
             out = self._work.partial(how.split, rows, columns)
             skinny.partials(x_MK, w_NK, out, how)
         return out
+
+    # ---- sums over ranks
+
+    def _add_norm(self, parts_SMH: Tensor, rows: Rows, weight: Tensor, turn: int) -> None:
+        """x += the parts of all ranks, h = norm(x). Sums alternate between turns 0 and 1."""
+        eps = self.spec.rms_eps
+        if self._peers is not None and len(rows.x) <= self._peers.max_rows:
+            self._peers.add_norm(parts_SMH, rows.x, weight, rows.h, eps, turn)
+        else:
+            fused.add_norm(self._of_ranks(parts_SMH), rows.x, weight, rows.h, eps)
 
     def _of_ranks(self, parts_SMN: Tensor) -> Tensor:
         """The parts of all ranks, to be added up: one part, rounded to the model's dtype, where

@@ -1,8 +1,8 @@
 """Measures which product serves each bucket best on this device, compiling candidates in parallel.
 
 A candidate is timed with the kernel that finishes its work, over all layers of the model in one
-CUDA graph, so that no weight is found in the cache. The table goes to disk under a key of
-everything that could change it.
+CUDA graph, so that no weight is found in the cache. One rank of several times its part alone, and
+the ranks may choose unlike. The table goes to disk under a key of everything that could change it.
 """
 
 # mypy: allow-untyped-calls
@@ -42,7 +42,7 @@ def table_path(folder: Path, forward: Forward) -> tuple[Path, str]:
     shapes = [tuple(shape_of(forward.spec, product)) for product in PRODUCTS]
     name = torch.cuda.get_device_name(forward.device)
     versions = (torch.__version__, triton.__version__, hashlib.sha256(source).hexdigest()[:16])
-    key = repr((name, forward.dtype, shapes, versions))
+    key = repr((name, forward.dtype, shapes, forward.is_part, versions))
     return folder / f"products-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json", key
 
 
@@ -170,6 +170,7 @@ def _first(entry: tuple[float, Skinny | None]) -> float:
 
 def work_of(forward: Forward, product: str, rows: Rows) -> list[Callable[[], object]]:
     """The product with what finishes it, once a layer."""
+    forward = forward.apart()
     layers = range(forward.spec.num_layers)
     if product == "head":
         return [partial(forward.greedy, rows.h, rows.tokens)]

@@ -64,12 +64,12 @@ class Bench:
         return self.maker.decode(bucket, bucket * 70)
 
 
-def device_weights(spec: ModelSpec) -> Weights:
+def device_weights(spec: ModelSpec, device: torch.device = CUDA) -> Weights:
     """Random weights made on the device, scaled as a trained model's."""
-    generator = torch.Generator(CUDA).manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
 
     def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        out = torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
+        out = torch.empty(shape, dtype=torch.bfloat16, device=device)
         if name.endswith("norm"):
             return out.uniform_(0.5, 1.5, generator=generator)
         return out.normal_(0, shape[-1] ** -0.5, generator=generator)
