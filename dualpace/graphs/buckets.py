@@ -1,7 +1,7 @@
 """Buckets: the static row counts that stages are compiled for, and how a batch is put into them.
 
-Pure functions of numbers. A batch is not padded to the next bucket but covered by the cheapest set
-of buckets, so few of them bound the padding.
+Pure functions of numbers. A batch is not padded to the next bucket but run the cheapest way: padded
+to one bucket, in pieces, or as it is where an executable takes any row count.
 """
 
 from __future__ import annotations
@@ -51,19 +51,39 @@ def by_stage(layers: tuple[int, ...], final: tuple[int, ...]) -> dict[str, tuple
     }
 
 
-def covers(costs: Mapping[int, float]) -> list[tuple[int, ...]]:
-    """The cheapest buckets for each row count, none to the largest bucket: descending sizes.
+def covers(
+    costs: Mapping[int, float], unpadded: Mapping[int, float] | None = None
+) -> list[tuple[int, ...]]:
+    """The cheapest way to run each row count, none to the largest bucket: descending sizes.
 
-    `costs` maps each bucket to what a call costs, in any unit.
+    `costs` maps each bucket to what a call costs, in any unit, cutting and joining included.
+    `unpadded` does so for an executable that takes any row count, where there is one: a size that
+    is no bucket is run by it. Its cost between two buckets is interpolated.
     """
     largest = max(costs)
+    whole = _interpolated(unpadded, largest) if unpadded else []
     best = [0.0]
     chosen: list[tuple[int, ...]] = [()]
     for rows in range(1, largest + 1):
-        cost, bucket = min((c + best[max(rows - b, 0)], b) for b, c in costs.items())
+        ways = [(cost + best[max(rows - size, 0)], size) for size, cost in costs.items()]
+        if whole:
+            ways.append((whole[rows], rows))
+        cost, size = min(ways)
         best.append(cost)
-        chosen.append((bucket, *chosen[max(rows - bucket, 0)]))
+        chosen.append((size, *chosen[max(rows - size, 0)]))
     return [tuple(sorted(cover, reverse=True)) for cover in chosen]
+
+
+def _interpolated(costs: Mapping[int, float], largest: int) -> list[float]:
+    """The cost of each row count, none to `largest`."""
+    sizes = sorted(costs)
+    found = []
+    for rows in range(largest + 1):
+        above = min((i for i, size in enumerate(sizes) if size >= rows), default=len(sizes) - 1)
+        low, high = sizes[max(above - 1, 0)], sizes[above]
+        share = (rows - low) / (high - low) if low < rows < high else 1.0
+        found.append(costs[low] + share * (costs[high] - costs[low]))
+    return found
 
 
 def rule_of_thumb(buckets: Sequence[int]) -> dict[int, float]:

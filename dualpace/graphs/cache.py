@@ -33,12 +33,16 @@ from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.sharded import ShardedStages
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.store import GraphStore, environment_key
-from dualpace.graphs.table import Entry, StageTable
+from dualpace.graphs.table import Entry, StageTable, Unpadded
 from dualpace.graphs.tuner import Times, choose, times_of
 from dualpace.graphs.weights import Weights
 
 ANY_ROWS = 0  # the bucket of an executable that takes any row count
 _LARGEST = 512  # rows, where nobody says more
+# What each piece of a batch costs beside its kernels: cutting, calling, joining.
+_PIECE_S = 15e-6
+# What a start that waits for no compiler begins with, by the layout of weights it leaves.
+_UNCOMPILED = {"tiles": "amx", "onednn": "packed", "plain": "eager"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +159,10 @@ class _Loader:
         self._dtype, self._place = weights.embed.dtype, cos.device
 
     def generic(self, stage: str, name: str | None = None) -> StageTable:
-        """A table that needs no compiler; `name` of its backend, None: packed if a candidate is."""
-        packs = any(backend.form == "onednn" for backend in self.backends.values())
-        backend = backend_of(name or ("packed" if packs else "eager"))
+        """A table that needs no compiler, of backend `name` or in the likely layout."""
+        forms = {backend.form for backend in self.backends.values()}
+        likely = next((_UNCOMPILED[form] for form in _UNCOMPILED if form in forms), "eager")
+        backend = backend_of(name or likely)
         return StageTable({ANY_ROWS: self._entry(backend, stage, ANY_ROWS, None)}, {})
 
     def static(self, stage: str, name: str) -> StageTable:
@@ -178,7 +183,7 @@ class _Loader:
         timed = {size: t for size, t in times.items() if t is not None}
         if timed:
             chosen = choose(timed, lambda name: self.backends[name].form)
-            costs = {size: timed[size][name] for size, name in chosen.items()}
+            costs = {size: timed[size][name] + _PIECE_S for size, name in chosen.items()}
         else:
             chosen = dict.fromkeys(sizes, self._job.candidates[0])
             costs = rule_of_thumb(sizes)
@@ -186,17 +191,30 @@ class _Loader:
             size: self._entry(self.backends[name], stage, size, store)
             for size, name in chosen.items()
         }
-        return StageTable(entries, costs)
+        return StageTable(entries, costs, self._unpadded(stage, timed, chosen))
+
+    def _unpadded(
+        self, stage: str, times: Mapping[int, Times], chosen: Mapping[int, str]
+    ) -> Unpadded | None:
+        """The fastest candidate of any row count over weights that are there anyway."""
+        forms = {self.backends[name].form for name in chosen.values()}
+        names = [n for n, b in self.backends.items() if not b.static and b.form in forms]
+        if not times or not names:
+            return None
+        name = min(names, key=lambda n: sum(t[n] / min(t.values()) for t in times.values()))
+        entry = self._entry(self.backends[name], stage, ANY_ROWS, None)
+        return Unpadded(entry, {size: t[name] + _PIECE_S for size, t in times.items()})
 
     def _entry(self, backend: Backend, stage: str, bucket: int, store: GraphStore | None) -> Entry:
-        packer = self._packers.setdefault(backend.form, Packer(backend.pack))
-        weights = [packer(stage, arguments) for arguments in self._arguments[stage]]
+        packer = self._packers.setdefault(backend.form, Packer(backend))
+        function = self._functions[stage]
+        weights = [packer(stage, function, arguments) for arguments in self._arguments[stage]]
         bucket_key = bucket if backend.static else ANY_ROWS
         key = GraphKey(stage, self._device, bucket_key, self._job.dtype, self._tp, backend.name)
         if key not in self._cache.graphs:
             rows = example_rows(stage, self._job.spec, bucket or 1, self._place, self._dtype)
             example = (*rows, *weights[0])
-            self._cache.graphs[key] = backend.build(self._functions[stage], example, store)
+            self._cache.graphs[key] = backend.build(function, example, store)
         return Entry(self._cache.graphs[key], weights, backend.static, backend.name)
 
 

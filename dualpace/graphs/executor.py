@@ -1,13 +1,14 @@
 """Stages: the object that a worker calls, one a device.
 
 It finds the executables of a batch by its row count, pads where a worker has not done so, and
-knows whether anything was compiled after ready.
+knows whether anything was compiled after ready. What a call does besides the kernels takes a few
+microseconds, for there are two a layer: nothing here enters a context or searches.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dualpace.graphs.compiles import num_compiles
 from dualpace.graphs.sampling import SamplingRows, sample
-from dualpace.graphs.table import StageTable
+from dualpace.graphs.table import Piece, StageTable
 
 
 class Stages:
@@ -56,13 +57,11 @@ class Stages:
         """What serves each stage now."""
         return dict(self._tables)
 
-    @torch.inference_mode()
     def pre_layer(self, token_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, H]."""
         out: Tensor = self._run("pre_layer", 0, token_ids)
         return out
 
-    @torch.inference_mode()
     def pre_attention(
         self, layer: int, x: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,26 +75,23 @@ class Stages:
         given, padded = self._positions
         if given is not positions:
             count = positions.shape[0]
-            table = self._tables["pre_attention"]
+            pieces = self._tables["pre_attention"].pieces(count)
             padded = positions
-            if table.exact(count) is None and len(cover := table.cover(count)) == 1:
-                padded = _pad(positions, cover[0])
+            if len(pieces) == 1 and pieces[0][1] != count:
+                padded = _pad(positions, pieces[0][1])
             self._positions = positions, padded
         return padded
 
-    @torch.inference_mode()
     def post_attention(self, layer: int, attn: Tensor, x: Tensor) -> Tensor:
         """attn [T, N * D], x [T, H] -> x of the next layer [T, H]."""
         out: Tensor = self._run("post_attention", layer, attn, x)
         return out
 
-    @torch.inference_mode()
     def logits(self, x: Tensor) -> Tensor:
         """x [B, H] -> float32 [B, V]."""
         out: Tensor = self._run("logits", 0, x)
         return out
 
-    @torch.inference_mode()
     def post_layer(self, x: Tensor, rows: SamplingRows) -> Tensor:
         """x [B, H] and as many sampling rows -> token ids int32 [B]."""
         if rows.all_greedy:
@@ -104,22 +100,21 @@ class Stages:
         return sample(self._run("logits", 0, x), rows)
 
     def _run(self, stage: str, layer: int, *rows: Tensor) -> Any:
-        table, count = self._tables[stage], rows[0].shape[0]
-        entry = table.exact(count)
-        if entry is not None:
-            return entry.graph(*rows, *entry.weights[layer])
-        outs, start = [], 0
-        for bucket in table.cover(count):
-            entry, size = table.entries[bucket], min(bucket, count - start)
-            piece = rows if size == count else [r[start : start + size] for r in rows]
-            if entry.static and size < bucket:
-                piece = [r if r.shape[0] == bucket else _pad(r, bucket) for r in piece]
-                outs.append(_cut(entry.graph(*piece, *entry.weights[layer]), size))
-            else:
-                piece = [r if r.shape[0] == size else r[:size] for r in piece]
-                outs.append(entry.graph(*piece, *entry.weights[layer]))
-            start += size
-        return outs[0] if len(outs) == 1 else _join(outs)
+        count = rows[0].shape[0]
+        pieces = self._tables[stage].pieces(count)
+        if len(pieces) == 1:
+            return _run_piece(pieces[0], layer, rows)
+        sizes = [piece[0] for piece in pieces]
+        parts = zip(*[r.split_with_sizes(sizes) for r in rows], strict=True)
+        return _join([_run_piece(p, layer, part) for p, part in zip(pieces, parts, strict=True)])
+
+
+def _run_piece(piece: Piece, layer: int, rows: Sequence[Tensor]) -> Any:
+    count, computed, entry = piece
+    if count == computed:
+        return entry.graph(*rows, *entry.weights[layer])
+    padded = [r if r.shape[0] == computed else _pad(r, computed) for r in rows]
+    return _cut(entry.graph(*padded, *entry.weights[layer]), count)
 
 
 def _pad(rows: Tensor, bucket: int) -> Tensor:
@@ -128,8 +123,10 @@ def _pad(rows: Tensor, bucket: int) -> Tensor:
     Activations are often cut from a padded tensor, whose other rows are then still behind them.
     """
     if rows.is_floating_point():
-        with suppress(RuntimeError):  # nothing is behind them
+        try:
             return rows.as_strided((bucket, *rows.shape[1:]), rows.stride())
+        except RuntimeError:
+            pass  # nothing is behind them
     padded = rows.new_zeros(bucket, *rows.shape[1:])
     padded[: rows.shape[0]] = rows
     return padded

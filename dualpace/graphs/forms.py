@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from dualpace.graphs.backends import Arguments, Pack
+from dualpace.graphs.backends import Arguments, Backend, Stage
 from dualpace.graphs.weights import LayerWeights, Weights
 
 # The arguments of a stage that are matrices of a linear layer, and where the bias of each is.
@@ -45,14 +48,22 @@ def stage_arguments(stage: str, weights: Weights, cos: Tensor, sin: Tensor) -> l
 
 
 class Packer:
-    """Puts matrices into one layout, each once however many stages share it."""
+    """Puts the weights of stages into a backend's layout, each once however many stages share it.
 
-    def __init__(self, pack: Pack | None) -> None:
-        self._pack = pack
+    example: makes handles of nothing, for graphs that are compiled and not run.
+    """
+
+    def __init__(self, backend: Backend, example: bool = False) -> None:
+        self._pack, self._whole, self._example = backend.pack, backend.whole, example
         self._handles: dict[int, tuple[Tensor, Tensor]] = {}  # by identity, which the first keeps
 
-    def __call__(self, stage: str, arguments: Arguments) -> Arguments:
-        if self._pack is None:
+    def __call__(self, stage: str, function: Stage, arguments: Arguments) -> Arguments:
+        """The weights of one layer for the executable of `function`, the stage of that name."""
+        whole = self._whole
+        if whole is not None and whole.takes(function, arguments):
+            return (self._handle(arguments[0], lambda: whole.pack(function, arguments)),)
+        pack = self._pack
+        if pack is None:
             return arguments
         out = list(arguments)
         for place, bias_place in _MATRICES[stage].items():
@@ -61,19 +72,12 @@ class Packer:
             bias = None if bias_place is None else arguments[bias_place]
             if bias_place is not None:
                 out[bias_place] = None
-            out[place] = self._handle(self._pack, matrix, bias)
+            out[place] = self._handle(matrix, partial(pack, matrix, bias))
         return tuple(out)
 
-    def _handle(self, pack: Pack, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        if id(matrix) not in self._handles:
-            self._handles[id(matrix)] = (matrix, pack(matrix, bias))
-        return self._handles[id(matrix)][1]
-
-
-def no_pack(matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """A handle of nothing, for graphs that are compiled and not run."""
-    return torch.zeros((), dtype=torch.int64)
-
-
-def example_pack(pack: Pack | None) -> Pack | None:
-    return None if pack is None else no_pack
+    def _handle(self, key: Tensor | None, make: Callable[[], Tensor]) -> Tensor:
+        assert key is not None
+        if id(key) not in self._handles:
+            handle = torch.zeros((), dtype=torch.int64) if self._example else make()
+            self._handles[id(key)] = (key, handle)
+        return self._handles[id(key)][1]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dualpace.graphs import stages
 from dualpace.graphs.backends import Arguments, Backend, Stage, backend_of
-from dualpace.graphs.forms import HEAD_STAGES, Packer, example_pack, layer_arguments
+from dualpace.graphs.forms import HEAD_STAGES, Packer, layer_arguments
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.store import GraphStore, digest
@@ -153,19 +153,26 @@ def compile_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
     backends = [b for b in job.backends().values() if b.compiled]
     functions, examples = stage_functions(job.spec), Examples(job)
     weights = {
-        (stage, backend.form): Packer(example_pack(backend.pack))(stage, examples.weights(stage))
+        (stage, b.form): Packer(b, example=True)(stage, functions[stage], examples.weights(stage))
         for stage in job.stages
-        for backend in backends
+        for b in backends
     }
     pending: list[tuple[str, int]] = job.pairs()
     while pending:
         later = []
         for stage, bucket in pending:
-            rows = examples.rows(stage, bucket)
-            done = [
-                b.ensure(functions[stage], (*rows, *weights[stage, b.form]), store)
-                for b in backends
-            ]
+            rows, function = examples.rows(stage, bucket), functions[stage]
+            try:
+                # Candidates of a pair, and all heads of a bucket, have kernels in common: whoever
+                # makes one of them has the others.
+                part = "head" if stage in HEAD_STAGES else stage
+                with store.alone(f"{part}-{bucket}", wait=False):
+                    done = [
+                        b.ensure(function, (*rows, *weights[stage, b.form]), store)
+                        for b in backends
+                    ]
+            except BlockingIOError:
+                done = [False]
             if all(done):
                 yield stage, bucket
             else:

@@ -26,7 +26,14 @@ from dualpace.cpu.isa import cpu_flags
 from dualpace.errors import ConfigError
 
 _ABANDONED_S = 3600.0
-_SOURCES = ("stages.py", "linear.py", "rope.py", "backends/inductor.py")
+_SOURCES = (
+    "stages.py",
+    "linear.py",
+    "rope.py",
+    "backends/inductor.py",
+    "backends/lowering.py",
+    "backends/generated.py",
+)
 
 
 def environment_key(threads: int | None = None) -> str:
@@ -51,8 +58,8 @@ def digest(text: str) -> str:
 
 
 class GraphStore:
-    """Graphs of one environment: `NAME.graph`, its checksums in `NAME.json`, and what the compiler
-    made for all of them in `compiler`.
+    """Graphs of one environment: `NAME.graph`, its checksums in `NAME.json`, and the libraries of
+    kernels of all of them in `compiler`.
     """
 
     def __init__(self, cache_dir: Path, key: str) -> None:
@@ -87,7 +94,7 @@ class GraphStore:
         return path if path.is_file() else None
 
     def publish(self, name: str, make: Callable[[Path, Path], None]) -> bool:
-        """Have graph `name`, by `make(file to write, empty folder for the compiler)` if need be.
+        """Have graph `name`, by `make(file to write, empty folder for libraries)` if need be.
 
         False, without waiting, where another process is making it.
         """
@@ -120,9 +127,9 @@ class GraphStore:
         return {name: note for name in names if (note := self.note(name)) is not None}
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
-        """Waits until no other process is in this section for `name`."""
-        with self._lock(f"{name}.lock"):
+    def alone(self, name: str, wait: bool = True) -> Iterator[None]:
+        """Waits until no other process is in this section for `name`, or raises BlockingIOError."""
+        with self._lock(f"{name}.lock", wait):
             yield
 
     def _make(self, name: str, make: Callable[[Path, Path], None], workshop: Path) -> None:
@@ -135,8 +142,7 @@ class GraphStore:
             place.parent.mkdir(parents=True, exist_ok=True)
             if not place.exists():  # graphs may share a kernel
                 os.replace(file, place)
-            if file.suffix == ".so":
-                sums[str(place.relative_to(self.folder))] = _checksum(place)
+            sums[str(place.relative_to(self.folder))] = _checksum(place)
         self._write(self.folder / f"{name}.json", json.dumps(sums))
         os.replace(written, self.folder / f"{name}.graph")  # last: from now on it is there
 

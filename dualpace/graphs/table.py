@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dualpace.graphs.backends import Arguments, Stage
 from dualpace.graphs.buckets import covers
@@ -19,35 +19,61 @@ class Entry:
     name: str = ""  # of the backend
 
 
+@dataclass(frozen=True, slots=True)
+class Unpadded:
+    """An executable of any row count beside those of buckets, and what its calls cost by bucket."""
+
+    entry: Entry
+    costs: Mapping[int, float] = field(default_factory=dict)
+
+
+Piece = tuple[int, int, Entry]  # rows of the batch, rows that are computed, and by what
+
+
 class StageTable:
     """Immutable, so that a better one is swapped in by one assignment."""
 
-    def __init__(self, entries: Mapping[int, Entry], costs: Mapping[int, float]) -> None:
+    def __init__(
+        self,
+        entries: Mapping[int, Entry],
+        costs: Mapping[int, float],
+        unpadded: Unpadded | None = None,
+    ) -> None:
         """entries by bucket, or under 0 the one of any row count; costs of a call by bucket."""
         self.any_rows = entries.get(0)
         self.entries = dict(entries)
         self.buckets = sorted(bucket for bucket in entries if bucket)
         self.largest = self.buckets[-1] if self.buckets else 0
-        self._covers = covers({bucket: costs[bucket] for bucket in self.buckets}) if costs else []
+        self._unpadded = unpadded
+        found = covers(costs, unpadded and unpadded.costs) if self.buckets else []
+        # Made ahead of the batches: looking one up is all that a call does.
+        self._pieces = [self._cut(sizes, rows) for rows, sizes in enumerate(found)]
 
     def names(self) -> dict[int, str]:
         """The backend of each bucket; 0 stands for any row count."""
         return {bucket: entry.name for bucket, entry in self.entries.items()}
 
-    def exact(self, count: int) -> Entry | None:
-        """What runs `count` rows as they are, without padding or cutting."""
-        return self.any_rows or self.entries.get(count)
-
-    def cover(self, count: int) -> tuple[int, ...]:
-        """Buckets for `count` rows, in the order of the rows; together they hold them all."""
+    def pieces(self, count: int) -> tuple[Piece, ...]:
+        """How `count` rows are run, in the order of the rows."""
+        if self.any_rows is not None:
+            return ((count, count, self.any_rows),)
+        if count <= self.largest:
+            return self._pieces[count]
         full, rest = divmod(count, self.largest)
-        return (*[self.largest] * full, *self._covers[rest])
+        return (*self._pieces[self.largest] * full, *self._pieces[rest])
 
     def padded(self, count: int) -> int:
         """Rows that are computed for a batch of `count`."""
-        if self.exact(count) is not None:
-            return count
-        sizes = self.cover(count)
-        last = sizes[-1]
-        spare = sum(sizes) - count
-        return count if not self.entries[last].static else count + spare
+        return sum(computed for _, computed, _ in self.pieces(count))
+
+    def _cut(self, sizes: tuple[int, ...], count: int) -> tuple[Piece, ...]:
+        pieces: list[Piece] = []
+        for size in sizes:
+            rows = min(size, count)
+            entry = self.entries.get(size)
+            if entry is None:
+                assert self._unpadded is not None and rows == size
+                entry = self._unpadded.entry
+            pieces.append((rows, size if entry.static else rows, entry))
+            count -= rows
+        return tuple(pieces)

@@ -27,6 +27,7 @@ class Recording:
     compiled = False
     form = "plain"
     pack = None
+    whole = None
     ran: list[int] = []  # noqa: RUF012
 
     def check(self, dtype: str) -> None:

@@ -17,12 +17,24 @@ Stage = Callable[..., Any]
 Arguments = tuple[Tensor | None, ...]
 Pack = Callable[[Tensor, Tensor | None], Tensor]  # (weight, bias) -> handle
 
+
+class Whole(Protocol):
+    """A layout that has all weights of a stage behind one handle."""
+
+    def takes(self, stage: Stage, arguments: Arguments) -> bool:
+        """Whether it has the stage, with weights of these shapes."""
+
+    def pack(self, stage: Stage, arguments: Arguments) -> Tensor:
+        """A handle of the weights of one layer."""
+
+
 BACKENDS = {
     "eager": "dualpace.graphs.backends.eager:Eager",
     "packed": "dualpace.graphs.backends.eager:Packed",
     "inductor": "dualpace.graphs.backends.inductor:Inductor",
     "inductor-packed": "dualpace.graphs.backends.inductor:InductorPacked",
-    "inductor-amx": "dualpace.graphs.backends.inductor:InductorAmx",
+    "amx": "dualpace.graphs.backends.tiles:Amx",
+    "inductor-amx": "dualpace.graphs.backends.tiles:InductorAmx",
     "ipex": "dualpace.graphs.backends.ipex:Ipex",
 }
 
@@ -41,6 +53,10 @@ class Backend(Protocol):
     @property
     def pack(self) -> Pack | None:
         """Makes the handle of a matrix; None where matrices are taken as they are."""
+
+    @property
+    def whole(self) -> Whole | None:
+        """Packs the stages that its executables take behind one handle, if there are any."""
 
     def check(self, dtype: str) -> None:
         """ConfigError if it cannot run weights of this dtype ("bf16" or "float32") here."""

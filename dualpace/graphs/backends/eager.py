@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dualpace.graphs.backends import Arguments, Pack, Stage
+from dualpace.graphs.backends import Arguments, Pack, Stage, Whole
 
 if TYPE_CHECKING:
     from dualpace.graphs.store import GraphStore
@@ -20,6 +20,10 @@ class Eager:
 
     @property
     def pack(self) -> Pack | None:
+        return None
+
+    @property
+    def whole(self) -> Whole | None:
         return None
 
     def check(self, dtype: str) -> None:

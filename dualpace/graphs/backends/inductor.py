@@ -1,30 +1,20 @@
-"""Stages compiled by Inductor ahead of serving, one artefact a stage and bucket.
+"""Stages compiled by Inductor ahead of serving, one executable a stage and bucket.
 
-A stage is traced once and its graph handed to Inductor directly. Dynamo takes no part, so no guard
-is checked in a call and nothing can be compiled again behind our back: an executable takes the
-shapes that it was built for and no other.
+No guard is checked in a call and nothing can be compiled again behind our back: an executable takes
+the shapes that it was built for and no other. The compiler is imported only where there is
+something to compile.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch._inductor import CompiledArtifact, standalone_compile
-from torch._inductor import config as inductor_config
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from dualpace.errors import ConfigError
-from dualpace.graphs.backends import Arguments, Pack, Stage
+from dualpace.graphs.backends import Arguments, Pack, Stage, Whole, generated
 from dualpace.graphs.store import GraphStore, digest
-
-_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Inductor:
@@ -39,28 +29,32 @@ class Inductor:
     def pack(self) -> Pack | None:
         return None
 
+    @property
+    def whole(self) -> Whole | None:
+        return None
+
     def check(self, dtype: str) -> None:
         pass
 
     def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         """Compile, or load from `store` what an equal environment has compiled before."""
-        with torch.no_grad():
-            if store is None:
-                return _Executable(_compile(stage, example))
-            name = graph_name(stage, example)
-            while (path := store.graph(name)) is None:
-                if not self.ensure(stage, example, store):
-                    with store.alone(name):
-                        pass  # another process has just made it, or given up
-            with _compiler_folder(store.compiler):
-                executable = _Executable(CompiledArtifact.load(path=str(path), format="binary"))
-                executable(*example)  # loads the kernels
-        return executable
+        if store is None:
+            from dualpace.graphs.backends.lowering import compiled
+
+            return _of_artifact(compiled(stage, example))
+        name = graph_name(stage, example)
+        while (path := store.graph(name)) is None:
+            if not self.ensure(stage, example, store):
+                with store.alone(name):
+                    pass  # another process has just made it, or given up
+        return generated.load(path, store.compiler)
 
     def ensure(self, stage: Stage, example: Arguments, store: GraphStore) -> bool:
         def make(file: Path, folder: Path) -> None:
-            with _compiler_folder(folder), torch.no_grad():
-                _compile(stage, example).save(path=str(file), format="binary")
+            from dualpace.graphs.backends.lowering import lowered
+
+            source, kernels = lowered(stage, example, store.folder)
+            generated.save(source, kernels, file, folder)
 
         return store.publish(graph_name(stage, example), make)
 
@@ -78,66 +72,16 @@ class InductorPacked(Inductor):
         return pack
 
 
-class InductorAmx(Inductor):
-    """The same graphs, whose handles lead to the tile GEMM where it takes the matrix."""
+def _of_artifact(artifact: Any) -> Stage:
+    """An artefact of the compiler, called with the stage's own arguments."""
 
-    name = "inductor-amx"
-    form = "tiles"
-
-    def check(self, dtype: str) -> None:
-        from dualpace.cpu.isa import Level, detected
-
-        if dtype != "bf16":
-            raise ConfigError(
-                f"compile.backend={self.name} multiplies bf16 only: set model.dtype=bf16, or "
-                "another backend"
-            )
-        if not detected().has(Level.AMX):
-            raise ConfigError(
-                f"compile.backend={self.name} needs AMX tiles ({detected().reason}): choose "
-                "another backend"
-            )
-
-    @property
-    def pack(self) -> Pack | None:
-        return _tiles
-
-
-def _tiles(weight: Tensor, bias: Tensor | None) -> Tensor:
-    from dualpace.cpu import gemm, packed
-
-    if bias is not None or not gemm.fits(*weight.shape):
-        return packed.pack(weight, bias)
-    return packed.register(gemm.TileLinear(weight))
-
-
-class _Executable:
-    """An artefact called with the stage's own arguments."""
-
-    def __init__(self, artifact: CompiledArtifact) -> None:
-        self._artifact = artifact
-
-    def __call__(self, *arguments: Tensor | None) -> Any:
-        out = self._artifact(*[a for a in arguments if a is not None])
+    def call(*arguments: Tensor | None) -> Any:
+        out = artifact(*[a for a in arguments if a is not None])
         if isinstance(out, Tensor):
             return out
-        return tuple(out) if len(out) > 1 else out[0]  # one from disk comes in a list of its own
+        return tuple(out) if len(out) > 1 else out[0]
 
-
-def _compile(stage: Stage, example: Arguments) -> CompiledArtifact:
-    present = [argument is not None for argument in example]
-    tensors = [argument for argument in example if argument is not None]
-
-    def of_tensors(*given: Tensor) -> Any:
-        rest = iter(given)
-        return stage(*[next(rest) if there else None for there in present])
-
-    if any(t.dim() == 0 for t in tensors):
-        import dualpace.cpu.packed  # noqa: F401  (the operation behind handles)
-    graph = make_fx(of_tensors, tracing_mode="fake")(*tensors)
-    # A pool of compiler processes would outlive the build for the few graphs there are.
-    with inductor_config.patch(compile_threads=1):
-        return standalone_compile(graph, tensors, dynamic_shapes="from_example_inputs")
+    return call
 
 
 def graph_name(stage: Stage, example: Arguments) -> str:
@@ -149,17 +93,3 @@ def graph_name(stage: Stage, example: Arguments) -> str:
     assert example[0] is not None
     label = f"{function.__name__}-{example[0].shape[0]}"
     return f"{label}-{digest(repr((sorted(constants.items()), layouts)))}"
-
-
-@contextmanager
-def _compiler_folder(folder: Path) -> Iterator[None]:
-    """Inductor keeps its own files where this variable says, and sets it if nobody has."""
-    before = os.environ.get(_CACHE_VARIABLE)
-    os.environ[_CACHE_VARIABLE] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_CACHE_VARIABLE, None)
-        else:
-            os.environ[_CACHE_VARIABLE] = before
