@@ -2,7 +2,7 @@
 
 import copy
 import json
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dualpace.runtime.routing import Route
-from dualpace.runtime.schedule.check import check_log
+from dualpace.runtime.schedule.check import check_log, main
 from dualpace.runtime.schedule.log import request_record, round_record
 from dualpace.runtime.types import Request
 from tests.runtime.schedule.drive import add, copies, make
@@ -136,9 +136,63 @@ def forget_a_field(rounds: list[Record]) -> None:
     del rounds[0]["marked"]
 
 
+def plan_beyond_the_host(rounds: list[Record]) -> None:
+    rounds[2]["host_blocks"]["planned"] = 41
+
+
+def count_below_zero(rounds: list[Record]) -> None:
+    rounds[2]["waiting"] = -1
+
+
+def name_twice(rounds: list[Record]) -> None:
+    rounds[0]["prefill_gpu"].append(rounds[0]["prefill_gpu"][0])
+
+
+def finish_from_outside(rounds: list[Record]) -> None:
+    rounds[0]["finished"].append(99)
+
+
+def run_what_leaves(rounds: list[Record]) -> None:
+    swap = next(r for r in rounds if r["swap_out"])
+    swap["batch"].append(swap["swap_out"][0])
+
+
+def move_on_the_cpu_engine(rounds: list[Record]) -> None:
+    next(r for r in rounds if r["engine"] == "cpu")["marked"].append(99)
+
+
+def number_backwards(rounds: list[Record]) -> None:
+    [r for r in rounds if r["engine"] == "gpu"][1]["round"] = 0
+
+
+def run_before_any_prefill(rounds: list[Record]) -> None:
+    rounds[0]["batch"].append(99)
+
+
+def prefill_on_the_other_side(rounds: list[Record]) -> None:
+    hosted = next(r for r in rounds if r["prefill_cpu"])["prefill_cpu"][0]
+    later = [r for r in rounds if r["engine"] == "gpu" and hosted not in r["prefill_cpu"]]
+    later[-1]["prefill_gpu"].append(hosted)
+
+
+def swap_in_what_is_there(rounds: list[Record]) -> None:
+    first = next(r for r in rounds if r["prefill_gpu"])
+    rounds[rounds.index(first) + 1]["swap_in"].append(first["prefill_gpu"][0])
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
+        (plan_beyond_the_host, "41 of 40 host blocks"),
+        (count_below_zero, "negative count"),
+        (name_twice, "stands twice in prefill_gpu"),
+        (finish_from_outside, "finished without being in the batch"),
+        (run_what_leaves, "runs what it swaps out"),
+        (move_on_the_cpu_engine, "prefills or moves"),
+        (number_backwards, "follows round"),
+        (run_before_any_prefill, "99 runs, but its KV is nowhere"),
+        (prefill_on_the_other_side, "prefilled while on the host|has ended, then prefill_gpu"),
+        (swap_in_what_is_there, "gpu-resident, then swap_in"),
         (break_capacity, "15 of 14 GPU blocks"),
         (break_envelope, "Equation 2"),
         (run_on_the_wrong_engine, "on the GPU"),
@@ -151,8 +205,6 @@ def forget_a_field(rounds: list[Record]) -> None:
     ],
 )
 def test_damage_is_found(damage: Any, words: str) -> None:
-    import re
-
     rounds, requests = play()
     damaged = copy.deepcopy(rounds)
     damage(damaged)
@@ -160,16 +212,55 @@ def test_damage_is_found(damage: Any, words: str) -> None:
     assert any(re.search(words, problem) for problem in problems), problems
 
 
-def test_the_command_reads_files_and_ends_with_json(tmp_path: Path) -> None:
+def say_refused(request: Record) -> None:
+    request["refused"] = True
+
+
+def say_too_many(request: Record) -> None:
+    request["max_tokens"] = request["output_len"] - 1
+
+
+def say_another(request: Record) -> None:
+    request["id"] = 99
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (say_refused, "was refused and ran"),
+        (say_too_many, "tokens of at most"),
+        (say_another, "request 99 never finished"),
+    ],
+)
+def test_a_request_log_that_tells_of_another_run_is_found(damage: Any, words: str) -> None:
+    rounds, requests = play()
+    damage(requests[3])
+    assert any(words in problem for problem in check_log(rounds, requests))
+
+
+def test_a_cancelled_request_may_lack_tokens_and_a_refused_one_has_none() -> None:
+    rounds, requests = play()
+    left = {"arrival": 99.0, "prompt_len": 5, "max_tokens": 9, "output_len": 0}
+    requests += [{**left, "id": 98, "cancelled": True}, {**left, "id": 99, "refused": True}]
+    requests[3]["cancelled"] = True
+    requests[3]["output_len"] += 1
+    requests[3]["max_tokens"] += 1
+    assert check_log(rounds, requests) == []
+
+
+def test_the_command_reads_files_and_ends_with_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rounds, requests = play()
     log, requests_log = tmp_path / "rounds.jsonl", tmp_path / "requests.json"
-    log.write_text("".join(json.dumps(r) + "\n" for r in rounds))
-    requests_log.write_text(json.dumps(requests))
-    command = [sys.executable, "-m", "dualpace.runtime.schedule.check", str(log)]
-    good = subprocess.run([*command, "--requests", str(requests_log), "--declared"], text=True,
-                          capture_output=True, check=True)  # fmt: skip
-    assert json.loads(good.stdout.splitlines()[-1])["problems"] == 0
+
+    def run(*options: str) -> tuple[int, int]:
+        log.write_text("".join(json.dumps(r) + "\n" for r in rounds))
+        requests_log.write_text(json.dumps(requests))
+        monkeypatch.setattr(sys, "argv", ["check", str(log), *options])
+        status = main()
+        return status, json.loads(capsys.readouterr().out.splitlines()[-1])["problems"]
+
+    assert run("--requests", str(requests_log), "--declared") == (0, 0)
     rounds[0]["gpu_blocks"]["used"] = -1
-    log.write_text("".join(json.dumps(r) + "\n" for r in rounds))
-    bad = subprocess.run(command, text=True, capture_output=True)
-    assert bad.returncode == 1 and json.loads(bad.stdout.splitlines()[-1])["problems"] == 1
+    assert run() == (1, 1)
