@@ -3,7 +3,8 @@
 The layers' weights and KV rotate through a few sets that together exceed the last-level cache, so
 that memory is read as if there were as many as the model has. The roofline of a stage is the larger
 of its bytes over the read bandwidth and its operations over the tile unit's rate, where there is
-one. This file knows nothing about engines.
+one. What Python and the starting of kernels cost is the time of the same calls for a model of the
+same depth and next to no width. This file knows nothing about engines.
 """
 
 import time
@@ -25,7 +26,8 @@ from dualpace.cpu.memory import huge_empty
 from dualpace.cpu.qkv import Places, PreAttention
 
 BF16 = torch.bfloat16
-STAGES = ("pre", "attention", "post", "final")  # K and V are appended in pre
+STAGES = ("plan", "pre", "attention", "post", "final")  # K and V are appended in pre
+NAMES = (*STAGES, "(fixed)")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Model:
             "post": self.hidden * (attn + 3 * self.intermediate),
             "final": self.hidden * self.vocab,
         }
+
+    @property
+    def hollow(self) -> "Model":
+        """As many layers of the same kernels with nothing to do."""
+        group = self.q_heads // self.kv_heads
+        return Model(32, 32, group, 1, self.head_dim, 32, self.layers, 1)
 
 
 TINY = Model(576, 1536, 9, 3, 64, 2048, layers=4, sets=2)
@@ -88,10 +96,6 @@ class Iteration:
 
     def run(self, x: Tensor) -> Tensor:
         m, spent = self.model, self.spent
-        plan = plan_decode(self.lens, m.kv_heads, torch.get_num_threads())
-        self.decoder.begin(plan, self.tables)
-        out = torch.empty(self.rows, m.q_heads, m.head_dim, dtype=BF16)
-        normal = torch.empty_like(x)
         now = time.perf_counter()
 
         def lap(stage: str) -> None:
@@ -99,6 +103,11 @@ class Iteration:
             then, now = now, time.perf_counter()
             spent[stage] += now - then
 
+        plan = plan_decode(self.lens, m.kv_heads, torch.get_num_threads())
+        self.decoder.begin(plan, self.tables)
+        out = torch.empty(self.rows, m.q_heads, m.head_dim, dtype=BF16)
+        normal = torch.empty_like(x)
+        lap("plan")
         for i in range(m.layers):
             pre, post, _ = self.layers[i % m.sets]
             q = pre(x, self.places, self.pools[i % m.sets])
@@ -176,37 +185,44 @@ def iteration_table(
     unit, and then oneDNN).
     """
     layers = make_layers(model, rate is not None)
+    hollow = make_layers(model.hollow, rate is not None)
     print(f"\ndecode iteration, {model.layers} layers, context {context}, bf16")
-    print("rows       ms  tokens/s   of roofline   " + "  ".join(f"{s:>10}" for s in STAGES))
+    print("rows       ms  tokens/s   of roofline   " + "  ".join(f"{s:>10}" for s in NAMES))
     records = []
     for rows in batches:
-        case = Iteration(model, rows, context, layers)
-        x = torch.randn(rows, model.hidden).to(BF16)
-        case.run(x)
-        times = []
-        for _ in range(3):
-            case.spent = dict.fromkeys(STAGES, 0.0)
-            start = time.perf_counter()
-            case.run(x)
-            times.append((time.perf_counter() - start, case.spent))
-        seconds, spent = min(times, key=lambda pair: pair[0])
+        seconds, spent = _fastest(Iteration(model, rows, context, layers))
+        fixed, _ = _fastest(Iteration(model.hollow, rows, 1, hollow))
         ideal = _roofline(model, rows, context, bandwidth, rate)
         record = {
             "rows": rows,
             "ms": round(seconds * 1e3, 2),
             "tokens_s": round(rows / seconds, 1),
             "of_roofline": round(sum(ideal.values()) / seconds, 3),
+            "fixed_ms": round(fixed * 1e3, 2),
             "stages_ms": {s: round(t * 1e3, 2) for s, t in spent.items()},
             "roofline_ms": {s: round(t * 1e3, 2) for s, t in ideal.items()},
         }
         records.append(record)
-        stages = "  ".join(f"{spent[s] * 1e3:10.2f}" for s in STAGES)
+        stages = "  ".join(f"{t * 1e3:10.2f}" for t in (*spent.values(), fixed))
         print(
             f"{rows:4} {record['ms']:8.1f} {record['tokens_s']:9.1f} {record['of_roofline']:12.0%}"
             f"    {stages}",
             flush=True,
         )
     return records
+
+
+def _fastest(case: Iteration) -> tuple[float, dict[str, float]]:
+    """Seconds of the fastest of three runs, and of its stages."""
+    x = torch.randn(case.rows, case.model.hidden).to(BF16)
+    case.run(x)
+    times = []
+    for _ in range(3):
+        case.spent = dict.fromkeys(STAGES, 0.0)
+        start = time.perf_counter()
+        case.run(x)
+        times.append((time.perf_counter() - start, case.spent))
+    return min(times, key=lambda pair: pair[0])
 
 
 def _roofline(

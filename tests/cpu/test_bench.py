@@ -1,8 +1,17 @@
 """The benchmark's own arithmetic: what an iteration must cost at least, and that it runs whole."""
 
+import json
 import math
+import os
+from functools import partial
+from pathlib import Path
 
+import pytest
+import torch
+
+from dualpace.cpu import bench as whole
 from dualpace.cpu import bench_iteration as bench
+from dualpace.cpu.ceilings import in_turns
 
 
 def test_roofline_counts_each_weight_and_token_once() -> None:
@@ -23,3 +32,32 @@ def test_iteration_is_split_by_stage() -> None:
     assert set(record["stages_ms"]) == set(bench.STAGES)
     assert all(t > 0 for t in record["stages_ms"].values())
     assert sum(record["stages_ms"].values()) <= record["ms"] + 0.1
+    assert record["fixed_ms"] > 0
+
+
+def test_runs_take_turns() -> None:
+    order: list[str] = []
+    times = in_turns({name: partial(order.append, name) for name in "ab"}, 2)
+    assert order == ["a", "b"] * 3
+    assert {name: len(t) for name, t in times.items()} == {"a": 2, "b": 2}
+
+
+def test_every_part_runs_and_is_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small = bench.Model(96, 160, 6, 2, 64, 320, layers=2, sets=2)
+    sizes = whole.Sizes(small, ((2, 40),), (3,), (2,), (2, 40, 3), 1 << 22, 1)
+    monkeypatch.setattr(whole, "QUICK", sizes)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
+    figure = tmp_path / "scaling.png"
+    try:
+        assert whole.main(["--quick", "--threads", "2", "--figure", str(figure)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(gradients)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figure.stat().st_size > 0
+    assert [r["layout"] for r in report["attention"]] == ["per-layer", "block-major"]
+    assert [r["threads"] for r in report["scaling"]] == [1, 2]
+    assert report["dense"] and report["iteration"] and report["wrong"] == 0
