@@ -229,7 +229,7 @@ def _candidates(key: str, config: CompileConfig, device: str, dtype: str) -> tup
         return ("eager", "packed", "inductor", "inductor-packed")
     # In bf16 plain matrices were never the fastest.
     tiles = isa.detected().has(isa.Level.AMX)
-    return ("eager", "packed", "inductor-packed", *(["inductor-amx"] if tiles else []))
+    return ("eager", "packed", "inductor-packed", *(["amx", "inductor-amx"] if tiles else []))
 
 
 def _buckets(max_tokens: int, max_rows: int, num_cores: int, given: list[int] | None) -> BucketPlan:
