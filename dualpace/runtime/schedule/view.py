@@ -39,12 +39,6 @@ class View:
     estimate: Callable[[int, int], int]  # (outputs so far, max_tokens) -> outputs expected in all
 
     @property
-    def partial(self) -> Request | None:
-        """The prompt whose chunks are being prefilled: it holds all the blocks it needs."""
-        head = self.waiting[0] if self.waiting else None
-        return head if head is not None and head.blocks else None
-
-    @property
     def hbm_unpromised(self) -> int:
         """HBM blocks beyond the finish peaks of all GPU-owned requests."""
         return self.gpu_capacity - self.gpu_peak

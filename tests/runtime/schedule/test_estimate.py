@@ -14,7 +14,7 @@ from tests.runtime.schedule.drive import add, gpu, make
 def test_declared_takes_max_tokens() -> None:
     estimator = make_estimator("declared")
     estimator.observe(3)
-    assert estimator.estimate(0, 5000) == 5000 and estimator.exact
+    assert estimator.estimate(0, 5000) == estimator.outgrown(10, 5000) == 5000 and estimator.exact
 
 
 def test_quantile_starts_at_256_until_32_have_finished() -> None:
@@ -82,3 +82,4 @@ def test_equation_4_scans_from_the_tail_until_the_rest_fits() -> None:
     assert migration_reserve(tail_first, 14, 11) == 5
     assert migration_reserve(tail_first, 14, 5) == 9
     assert migration_reserve(tail_first, 14, 1) == 14
+    assert migration_reserve(tail_first[:2], 14, 1) == 5, "the others cannot be evicted"

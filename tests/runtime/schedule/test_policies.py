@@ -1,9 +1,11 @@
 """The registry, and the two policies that dualpace is compared with."""
 
+from typing import Any
+
 import pytest
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.schedule import RowKind, make_policy
+from dualpace.runtime.schedule import RowKind, State, make_policy
 from dualpace.runtime.schedule.policies import POLICIES
 from tests.runtime.schedule.drive import add, copies, decoding, fill_host, gpu, ids, make
 from tests.runtime.schedule.predictor import FlatPredictor
@@ -69,14 +71,28 @@ def test_gpu_only_uses_no_host_block() -> None:
         assert state.host_pool.capacity == 0 and state.schedule_cpu() is None
 
 
+def test_gpu_only_applies_the_round_in_flight_before_it_drops_anybody() -> None:
+    state = make(gpu=4, policy="gpu_only", look_ahead=True)
+    add(state, 0, 30, 20)
+    add(state, 1, 30, 3)
+    gpu(state)
+    gpu(state)
+    flying = state.schedule_gpu()  # the last token of request 1
+    assert flying is not None and state.schedule_gpu() is None
+    state.apply_gpu(flying, ())
+    assert decoding(gpu(state)) == [0]
+
+
 # neo: section 3.1 and Equation 1
 
 
-def neo(cpu_s: float = 0.01, **options: int):  # type: ignore[no-untyped-def]
-    return make(policy=make_policy("neo", predictor=FlatPredictor(cpu_s=cpu_s)), **options)
+def neo(cpu_s: float = 0.01, needs_gpu_work: bool = True, **options: Any) -> State:
+    predictor = FlatPredictor(cpu_s=cpu_s)
+    policy = make_policy("neo", predictor=predictor, needs_gpu_work=needs_gpu_work)
+    return make(policy=policy, **options)
 
 
-def hosted(state, count: int, prompt_len: int = 32, keep: int = 3):  # type: ignore[no-untyped-def]
+def hosted(state: State, count: int, prompt_len: int = 32, keep: int = 3) -> None:
     """GPU decode 0, and `count` requests on the host; HBM stays nearly full."""
     add(state, 0, 16, 60)
     gpu(state)
@@ -144,3 +160,44 @@ def test_neo_sends_prompts_to_the_host_when_hbm_is_full_and_swaps_the_head_in_wh
     state.apply_gpu(step, ())
     state.transfer_done(copies(step))
     state.check()
+
+
+def test_neo_waits_for_copies_that_hold_staging() -> None:
+    state = neo(gpu=4, host=64)
+    add(state, 0, 30, 4)
+    add(state, 1, 60, 4)
+    step = gpu(state, report=False)
+    assert step.prefill_cpu == [1] and state.schedule_gpu() is None
+    state.transfer_done(copies(step))
+    assert decoding(gpu(state)) == [0]
+
+
+def test_neo_takes_no_more_host_rows_than_the_cpu_has_room_for() -> None:
+    state = neo(cpu_rows=2, cpu_waiting=8)
+    hosted(state, 4)
+    step = state.schedule_gpu()
+    assert step is not None and len([*step.host_rows[0], *step.host_rows[1]]) == 2
+
+
+def test_neo_may_run_host_rows_by_themselves_in_two_sub_batches_of_like_kv() -> None:
+    state = neo(needs_gpu_work=False)
+    fill_host(state, [0], 160)
+    fill_host(state, [1, 2, 3], 32)
+    state.gpu_pool.allocate(state.gpu_pool.num_free)
+    step = state.schedule_gpu()
+    assert step is not None and not step.rows and not step.swap_in
+    assert [ids(rows) for rows in step.host_rows] == [[0], [1, 2, 3]]
+    assert ids(state.apply_gpu(step, ()).sampled) == [0, 1, 2, 3]
+
+
+def test_neo_moves_nobody_while_a_round_is_in_flight() -> None:
+    state = neo(gpu=4, look_ahead=True)
+    add(state, 0, 30, 20)
+    add(state, 1, 30, 20)
+    gpu(state)
+    gpu(state)
+    flying = state.schedule_gpu()
+    assert flying is not None and state.schedule_gpu() is None, "the next needs a third block each"
+    state.apply_gpu(flying, ())
+    step = gpu(state)
+    assert decoding(step) == [0] and step.swap_out == [1]

@@ -3,9 +3,10 @@
 import pytest
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.schedule import Limits, RequestTooLong, State
+from dualpace.runtime.schedule import Limits, RequestTooLong, State, make_policy
 from dualpace.runtime.types import Owner, Phase, Request
 from tests.runtime.schedule.drive import add, copies, cpu, decoding, fill_host, gpu, ids, make
+from tests.runtime.schedule.predictor import FlatPredictor
 
 
 def empty(state: State) -> bool:
@@ -22,6 +23,14 @@ def test_a_request_longer_than_both_tiers_is_refused_with_a_sentence() -> None:
     with pytest.raises(RequestTooLong, match="KV for 65 tokens, the limit is 64"):
         add(state, 1, 60, 6)
     assert list(state.requests) == [0]
+
+
+@pytest.mark.parametrize(("prompt_len", "max_tokens"), [(0, 5), (5, 0)])
+def test_a_request_without_prompt_or_answer_is_refused(prompt_len: int, max_tokens: int) -> None:
+    state = make()
+    with pytest.raises(RequestTooLong, match="both must be at least 1"):
+        add(state, 0, prompt_len, max_tokens)
+    assert not state.requests
 
 
 def test_a_prompt_for_the_host_alone_must_be_one_forward() -> None:
@@ -230,6 +239,28 @@ def test_a_dead_cpu_worker_loses_no_token() -> None:
     again = cpu(state)
     assert (again.rows[0].start, again.rows[0].blocks) == (32, first.rows[0].blocks)
     assert state.requests[0].num_output == 2
+
+
+def test_a_prompt_that_was_half_computed_starts_again() -> None:
+    state = make(soft=32, hard=32)
+    add(state, 0, 100)
+    gpu(state)
+    assert state.waiting[0].kv_len == 32 and ids(state.lose_gpu()) == [0]
+    assert state.gpu_pool.num_used == 0 and ids(state.waiting) == [0]
+    assert gpu(state).rows[0].start == 0
+
+
+def test_host_rows_of_a_lost_lockstep_round_are_computed_again_in_place() -> None:
+    policy = make_policy("neo", predictor=FlatPredictor(), needs_gpu_work=False)
+    state = make(policy=policy)
+    fill_host(state, [0, 1], 32)
+    shut = state.gpu_pool.allocate(state.gpu_pool.num_free)
+    step = state.schedule_gpu()
+    assert step is not None and step.host_rows[0] and step.host_rows[1]
+    state.gpu_pool.free(shut)
+    assert state.lose_gpu() == [] and ids(state.cpu_waiting) == [0, 1]
+    assert [(r.kv_len, r.in_flight, r.num_output) for r in state.cpu_waiting] == [(32, 0, 1)] * 2
+    state.check()
 
 
 def test_cancelled_rows_of_a_lost_step_are_freed() -> None:
