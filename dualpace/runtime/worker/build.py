@@ -17,6 +17,7 @@ from dualpace.graphs.load import load_weights
 from dualpace.graphs.shard import Shard
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES
+from dualpace.runtime.lockstep import LockstepBuffer
 from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
@@ -26,7 +27,7 @@ from dualpace.runtime.worker.assist_service import AssistService
 from dualpace.runtime.worker.attention import AcceleratorAttention, DecodeAttention
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cpu_worker import CpuWorker
-from dualpace.runtime.worker.kv_pools import AcceleratorPool
+from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.layer_times import Times, accelerator_times, host_times
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import AttentionWorker, Exchange, LockstepRounds
@@ -142,28 +143,42 @@ def _assists(plan: Plan, link: Link, stages: Stages, shard: Shard) -> AssistServ
 
 def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
     """The worker of `--role cpu`."""
-    dtype, num_q_heads = DTYPES[plan.model.dtype], plan.model.num_q_heads // plan.cpu.tp
-    host = host_shard(plan, link, link.rank)
-    with progress.phase("attention", "preparing attention"):
-        attention = DecodeAttention(host.layers, num_q_heads, plan.cpu.threads)
-        attention.warm_up()
     if link.lockstep is not None:
-        with progress.phase("layer_times", "timing a layer"):
-            progress.layer_times = {"host": host_times(plan, attention, host)}
-        exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
-        second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
-        is_rung = plan.gpu.device == "cpu"
-        return AttentionWorker(link, host, exchange, (attention, second), is_rung)
+        return _attention_worker(plan, link, link.lockstep, progress)
     ranks = join(plan, "cpu", link)
     stages = worker_stages(plan, "cpu", progress, ranks)
-    width = num_q_heads * plan.model.head_dim
-    client = assist_client(link, dtype, ranks.collective)
+    host, attention = _host_attention(plan, link, progress)
+    width = plan.model.num_q_heads // plan.cpu.tp * plan.model.head_dim
+    client = assist_client(link, DTYPES[plan.model.dtype], ranks.collective)
     routes: dict[Route, RouteRun] = {
         Route.FULL_CPU: FullCpu(stages, width),
         Route.SPLIT_FINAL: SplitFinal(stages, width, client),
         Route.FUSED_ASSIST: FusedAssist(client, plan.model.num_layers),
     }
     return CpuWorker(link, stages, host, attention, routes)
+
+
+def _attention_worker(
+    plan: Plan, link: Link, buffer: LockstepBuffer, progress: Progress
+) -> AttentionWorker:
+    """It attends as the accelerator's rounds ask, and needs no weights."""
+    host, attention = _host_attention(plan, link, progress)
+    with progress.phase("layer_times", "timing a layer"):
+        progress.layer_times = {"host": host_times(plan, attention, host)}
+    exchange = Exchange(buffer, plan.model.head_dim, DTYPES[plan.model.dtype])
+    second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
+    is_rung = plan.gpu.device == "cpu"
+    return AttentionWorker(link, host, exchange, (attention, second), is_rung)
+
+
+def _host_attention(plan: Plan, link: Link, progress: Progress) -> tuple[HostPool, DecodeAttention]:
+    """This rank's part of the host pool, and attention over it, warm."""
+    host = host_shard(plan, link, link.rank)
+    num_q_heads = plan.model.num_q_heads // plan.cpu.tp
+    with progress.phase("attention", "preparing attention"):
+        attention = DecodeAttention(host.layers, num_q_heads, plan.cpu.threads)
+        attention.warm_up()
+    return host, attention
 
 
 def assists_reachable(plan: Plan) -> bool:
