@@ -1,4 +1,5 @@
-"""How many compilations this process has seen, whoever asked for them: Dynamo, Inductor, Numba.
+"""How many compilations this process has seen, whoever asked for them: Dynamo, Inductor, Numba,
+Triton.
 
 Counts only grow. A module that has not been imported has compiled nothing, and is not imported.
 """
@@ -9,38 +10,58 @@ import sys
 from typing import Any
 
 
-class _Locks:
-    """Listens to Numba, which takes its compiler lock to compile and to load what it once did."""
+class _Events:
+    """Listens to Numba, which takes its compiler lock to compile anything and to load what it once
+    did, and to Triton, which calls a hook with every kernel.
+    """
 
     def __init__(self) -> None:
-        self.taken = 0
-        self._listening = False
+        self.count = 0
+        self._numba = False
+        self._hook: Any = None
 
     def listen(self) -> None:
-        event: Any = sys.modules.get("numba.core.event")
-        if event is None or self._listening:
-            return
-        locks = self
+        """To those that have been imported by now."""
+        numba: Any = sys.modules.get("numba.core.event")
+        if numba is not None and not self._numba:
+            self._numba = True
+            self._listen_to_numba(numba)
+        knobs: Any = getattr(sys.modules.get("triton"), "knobs", None)
+        if knobs is not None and (before := knobs.runtime.jit_post_compile_hook) != self._hook:
+            self._hook = knobs.runtime.jit_post_compile_hook = self._after(before)
 
-        class Listener(event.Listener):  # type: ignore[misc, name-defined]
+    def _listen_to_numba(self, numba: Any) -> None:
+        events = self
+
+        class Listener(numba.Listener):  # type: ignore[misc, name-defined]
             def on_start(self, event: Any) -> None:
-                locks.taken += 1
+                events.count += 1
 
             def on_end(self, event: Any) -> None:
                 pass
 
-        event.register("numba:compiler_lock", Listener())
-        self._listening = True
+        numba.register("numba:compiler_lock", Listener())
+
+    def _after(self, before: Any) -> Any:
+        """A hook that counts, after the one that was there."""
+
+        def compiled(*args: Any, already_compiled: bool = False, **kwargs: Any) -> Any:
+            self.count += not already_compiled
+            if before is not None:
+                return before(*args, already_compiled=already_compiled, **kwargs)
+            return None
+
+        return compiled
 
 
 # Compilers are one a process, and so is their count.
-_locks = _Locks()
+_events = _Events()
 
 
 def num_compiles() -> int:
     """Compilations so far, and loads of compiled code; constant while nothing of the kind runs."""
-    _locks.listen()
-    return _locks.taken + _inductor()
+    _events.listen()
+    return _events.count + _inductor()
 
 
 def _inductor() -> int:

@@ -129,6 +129,31 @@ def test_compilations_by_numba_are_counted() -> None:
     assert num_compiles() > before
 
 
+def test_compilations_of_callbacks_are_counted_too() -> None:
+    """Products and norms are callbacks, which Numba makes by another way than functions."""
+    import numba
+
+    num_compiles()
+    before = num_compiles()
+    numba.cfunc(numba.types.void(numba.types.intp))(lambda block: None)
+    assert num_compiles() > before
+
+
+def test_compilations_by_triton_are_counted_after_hooks_that_were_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    triton = pytest.importorskip("triton")
+    seen: list[str] = []
+    hook = lambda **facts: seen.append(facts["key"])  # noqa: E731
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", hook)
+    before = num_compiles()
+    assert num_compiles() == before
+    triton.knobs.runtime.jit_post_compile_hook(key="new", already_compiled=False)
+    triton.knobs.runtime.jit_post_compile_hook(key="old", already_compiled=True)
+    assert num_compiles() == before + 1
+    assert seen == ["new", "old"]
+
+
 def test_a_second_start_compiles_nothing(compiled: tuple[GraphCache, Stages], folder: Path) -> None:
     code = (
         f"import pathlib, sys, torch; torch.set_num_threads({torch.get_num_threads()})\n"
