@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dualpace.graphs.collective import PeerLost
 
-MAX_BYTES = 2 << 20  # of a slot, where nobody says otherwise: a batch of 256 rows of 4096 in bf16
+# Of a slot, where nobody says otherwise: 256 rows of 4096 in float32, for each piece is a wait.
+MAX_BYTES = 4 << 20
 _LINE = 64
 _SPINS = 2000  # looks at a peer's number, some 0.1 ms, before the core is offered to others
 _YIELDS = 200  # offers before sleeping

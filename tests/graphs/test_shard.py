@@ -7,6 +7,7 @@ import re
 import pytest
 
 from dualpace.errors import ConfigError
+from dualpace.graphs.bench_ranks import main
 from dualpace.graphs.shapes import SHAPES
 from dualpace.graphs.shard import Shard
 from dualpace.graphs.source import resolve_source
@@ -41,3 +42,10 @@ def test_models_that_cannot_be_cut_are_refused_in_one_sentence() -> None:
         Shard(0, 2).check(resolve_source("smollm2").spec, "cpu.tp")
     with pytest.raises(ConfigError, match=r"gpu\.tp=16 and the model has 8 KV heads"):
         Shard(0, 16).check(SHAPES["llama-3.1-8b"], "gpu.tp")
+
+
+def test_a_benchmark_of_more_gpus_than_there_are_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["device=cuda", "ranks=99"]) == 0
+    assert capsys.readouterr().out.startswith("99 GPUs are needed and")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dualpace.graphs import stages
-from dualpace.graphs.collective import Collective
+from dualpace.graphs.collective import Alone, Collective
 from dualpace.graphs.gpu import skinny
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.kv import make_pool
@@ -242,3 +242,23 @@ def test_two_ranks_compute_what_one_does(cuts: str) -> None:
     for name, wanted in alone.items():
         assert torch.equal(first[name], second[name]), name
         torch.testing.assert_close(first[name], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_part_can_be_timed_while_the_other_ranks_are_elsewhere() -> None:
+    class Absent(Alone):
+        size = 2
+
+        def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("nobody comes")
+
+        all_gather = all_reduce
+
+    shard = Shard(0, 2)
+    weights = random_weights(SPEC, torch.float32, 1, shard)
+    cos, sin = rope_table(SPEC, SPEC.max_context)
+    forward = Forward(SPEC, weights, cos, sin, 8, shard=shard, collective=Absent())
+    rows = Rows.empty(forward.spec, ROWS, torch.float32, forward.device)
+    with pytest.raises(AssertionError, match="nobody comes"):
+        forward.post_attention(0, rows)
+    forward.apart().post_attention(0, rows)
+    forward.apart().greedy(rows.h, rows.tokens)
