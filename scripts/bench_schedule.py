@@ -1,6 +1,6 @@
-"""What a scheduling round costs with both engines full: python scripts/bench_schedule.py"""
+"""What the engine's work on a round costs with both tiers full: python scripts/bench_schedule.py"""
 
-from dualpace.runtime.schedule.bench import main
+from dualpace.runtime.engine.bench import main
 
 if __name__ == "__main__":
     main()

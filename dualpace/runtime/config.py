@@ -11,6 +11,7 @@ from omegaconf import MISSING
 DEVICES = ("auto", "cpu", "cuda")
 ASSIST_MODES = ("boundary", "stream")
 TOKEN_LIMIT = 1024  # gpu.token_limit where neither a setting nor a profile says
+HOST_ADMISSIONS = ("always", "profile")
 OUTPUT_ESTIMATES = ("declared", "quantile")
 
 
@@ -77,9 +78,12 @@ class PolicyConfig:
 
 @dataclass(slots=True, kw_only=True)
 class DualPacePolicyConfig(PolicyConfig):
-    """The paper's two independent schedulers."""
+    """The paper's two independent schedulers. policy=paper switches what goes beyond it off."""
 
     name: str = "dualpace"
+    # always | profile: who gains by it, judged by the profile's times; without any: always
+    host_admission: str = "profile"
+    chunk_prompts: bool = True  # prompts for HBM are cut at gpu.token_limit; false: one forward
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
 
+from dualpace.runtime.step_times import StepTimes
 from dualpace.runtime.types import BLOCK_TOKENS as BLOCK_TOKENS
 
 
@@ -138,6 +139,7 @@ class ProfilePlan:
     name: str | None = None
     settings: tuple[str, ...] = ()
     note: str = ""
+    step_times: StepTimes | None = None  # under its own thresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,7 @@ class Plan:
         lines = []
         for group, values in asdict(self).items():
             shown = (
-                " ".join(f"{key}={value}" for key, value in values.items())
+                " ".join(f"{k}={v}" for k, v in values.items() if not isinstance(v, dict))
                 if isinstance(values, dict)
                 else str(values)
             )
@@ -185,7 +187,9 @@ def _build(kind: Any, value: Any) -> Any:
         return _build_dataclass(kind, value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        if value is None or not isinstance(value, list):
+        if isinstance(value, dict):
+            return _build(next(a for a in arguments if is_dataclass(a)), value)
+        if not isinstance(value, list):
             return value
         return _build(next(a for a in arguments if typing.get_origin(a) is tuple), value)
     if origin is tuple:

@@ -7,8 +7,10 @@ from dualpace.graphs.config import BACKENDS, DTYPES, STARTS
 from dualpace.runtime.config import (
     ASSIST_MODES,
     DEVICES,
+    HOST_ADMISSIONS,
     OUTPUT_ESTIMATES,
     AssistConfig,
+    DualPacePolicyConfig,
     KvConfig,
     ServerConfig,
 )
@@ -21,6 +23,8 @@ def check(config: SystemConfig) -> None:
     _one_of("gpu.device", config.gpu.device, DEVICES)
     _one_of("cpu.all_reduce", config.cpu.all_reduce, ALL_REDUCES)
     _one_of("assist.mode", config.assist.mode, ASSIST_MODES)
+    if isinstance(config.policy, DualPacePolicyConfig):
+        _one_of("policy.host_admission", config.policy.host_admission, HOST_ADMISSIONS)
     _one_of("kv.output_estimate", config.kv.output_estimate, OUTPUT_ESTIMATES)
     _one_of("compile.backend", config.compile.backend, BACKENDS)
     _one_of("compile.start", config.compile.start, STARTS)

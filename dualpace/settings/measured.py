@@ -15,6 +15,7 @@ from dualpace.cpu.config import MAX_BATCH_SIZE
 from dualpace.errors import ConfigError
 from dualpace.runtime.config import TOKEN_LIMIT
 from dualpace.runtime.plan import ProfilePlan
+from dualpace.runtime.step_times import StepTimes
 from dualpace.settings.compose import conf_dir
 from dualpace.settings.machine import Fingerprint, differences
 from dualpace.settings.schema import SystemConfig
@@ -32,6 +33,7 @@ class MeasuredProfile:
     post_layer_limit: int
     token_limit: int
     cpu_batch_limit: int
+    step_times: StepTimes | None = None  # profiles of older versions have none
 
     @classmethod
     def read(cls, name: str) -> Self:
@@ -46,8 +48,10 @@ class MeasuredProfile:
             )
         data: Any = OmegaConf.to_container(OmegaConf.load(file))
         try:
-            return cls(data["name"], data["fingerprint"], **data["settings"])
-        except (KeyError, TypeError) as error:
+            points = data.get("step_times")
+            times = StepTimes.from_points(points) if points else None
+            return cls(data["name"], data["fingerprint"], **data["settings"], step_times=times)
+        except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"hw.profile={name} is no profile ({file}: {error}): measure it again with "
                 f"`python scripts/profile_hw.py profile.name={Path(name).stem}`."
@@ -61,16 +65,18 @@ def settled(config: C, here: Fingerprint) -> tuple[C, ProfilePlan]:
     config = copy.deepcopy(config)
     name = config.hw.profile
     taken: list[str] = []
+    times = None
     if name is not None:
         profile = MeasuredProfile.read(name)
         if found := differences(profile.fingerprint, here):
             raise ConfigError(_refusal(config, name, found))
-        taken = _fill(config, profile)
+        taken, times = _fill(config, profile), profile.step_times
     if config.gpu.token_limit is None:
         config.gpu.token_limit = TOKEN_LIMIT
     if config.cpu.max_batch_size is None:
         config.cpu.max_batch_size = MAX_BATCH_SIZE
-    return config, ProfilePlan(name=name, settings=tuple(taken), note=_note(config, name, taken))
+    note = _note(config, name, taken)
+    return config, ProfilePlan(name=name, settings=tuple(taken), note=note, step_times=times)
 
 
 def _fill(config: SystemConfig, profile: MeasuredProfile) -> list[str]:

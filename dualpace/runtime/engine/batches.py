@@ -3,14 +3,16 @@
 The scheduler never sees a token, the workers never see a request; here both meet.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dualpace.graphs.uniform import uniform
+from dualpace.graphs.uniform import uniforms
 from dualpace.runtime import messages
 from dualpace.runtime.routing import Route
 from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Row, RowKind, TransferKind
@@ -26,6 +28,7 @@ _TRANSFER_KINDS = {
     TransferKind.SWAP_IN: messages.SWAP_IN,
 }
 ROUTES = tuple(Route)
+_SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -40,47 +43,72 @@ class Conversation:
     seed: int
     ignore_eos: bool
 
+    table: "array[int]" = field(default_factory=lambda: array("i"))  # copy of `listed`
+    listed: list[int] | None = None
+
     def input_tokens(self, row: Row) -> list[int]:
         """Tokens at positions `row.start ...`; the one still being sampled is TOKEN_IN_FLIGHT."""
-        end = row.start + row.num_tokens
-        known = self.tokens[row.start : end]
+        known = self.tokens[row.start : row.start + row.num_tokens]
+        if len(known) == row.num_tokens:
+            return known
         return known + [messages.TOKEN_IN_FLIGHT] * (row.num_tokens - len(known))
+
+    def block_table(self, row: Row) -> "array[int]":
+        """Ids of the row's blocks. Their list only grows, also for later steps, while the request
+        stays in a pool; so only what is new is converted.
+        """
+        blocks, table = row.blocks, self.table
+        if blocks is not self.listed:
+            self.listed, self.table = blocks, array("i", blocks)
+            table = self.table
+        elif len(blocks) > len(table):
+            table.extend(blocks[len(table) :])
+        count = blocks_for(row.start + row.num_tokens)
+        return table if count == len(table) else table[:count]
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(offsets, all items one after another)."""
+    return _offsets(lists), np.array(list(chain.from_iterable(lists)), np.int32)
+
+
+def _offsets(lists: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
     offsets = np.zeros(len(lists) + 1, np.int32)
     np.cumsum([len(items) for items in lists], out=offsets[1:])
-    flat = [item for items in lists for item in items]
-    return offsets, np.array(flat, np.int32)
+    return offsets
 
 
-def _block_table(row: Row) -> Sequence[int]:
-    """The list of a row may have grown for a later step."""
-    return row.blocks[: blocks_for(row.context_len)]
+def _uniforms(
+    rows: Sequence[Row], content: Sequence[Conversation], temperature: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """One for each row that samples at random, 0 for the others."""
+    random = temperature > 0
+    if not random.any():
+        return np.zeros(len(rows), np.float32)
+    seeds = np.array([c.seed & _SEED_MASK for c in content], np.uint64)
+    positions = np.array([row.start + row.num_tokens for row in rows], np.uint64)
+    return np.where(random, uniforms(seeds, positions), np.float32(0))
 
 
 def _columns(
     rows: Sequence[Row], conversations: Mapping[int, Conversation]
 ) -> dict[str, npt.NDArray[Any]]:
     """What every batch says of its rows, by the messages' names."""
-    content = [conversations[row.request.id] for row in rows]
-    _, token_ids = _flat([c.input_tokens(row) for row, c in zip(rows, content, strict=True)])
-    block_offsets, blocks = _flat([_block_table(row) for row in rows])
-    numbers = [
-        uniform(c.seed, row.context_len) if c.temperature > 0 else 0.0
-        for row, c in zip(rows, content, strict=True)
-    ]
+    ids = [row.request.id for row in rows]
+    content = [conversations[request_id] for request_id in ids]
+    tokens = [c.input_tokens(row) for row, c in zip(rows, content, strict=True)]
+    tables = [c.block_table(row) for row, c in zip(rows, content, strict=True)]
+    temperature = np.array([c.temperature for c in content], np.float32)
     return {
-        "request_ids": np.array([row.request.id for row in rows], np.int64),
-        "token_ids": token_ids,
+        "request_ids": np.array(ids, np.int64),
+        "token_ids": np.array(list(chain.from_iterable(tokens)), np.int32),
         "starts": np.array([row.start for row in rows], np.int32),
-        "block_offsets": block_offsets,
-        "blocks": blocks,
-        "temperature": np.array([c.temperature for c in content], np.float32),
+        "block_offsets": _offsets(tables),
+        "blocks": np.frombuffer(b"".join(tables), np.int32),
+        "temperature": temperature,
         "top_k": np.array([c.top_k for c in content], np.int32),
         "top_p": np.array([c.top_p for c in content], np.float32),
-        "uniform": np.array(numbers, np.float32),
+        "uniform": _uniforms(rows, content, temperature),
     }
 
 

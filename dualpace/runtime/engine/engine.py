@@ -44,10 +44,17 @@ NOT_FINISHED, STOP, LENGTH = 0, 1, 2  # `messages.Tokens.finished`
 
 
 class LLMEngine:
-    """`send` delivers a message to the owner; `run` returns when the engine has ended."""
+    """`send` delivers a message to the owner; `run` returns when the engine has ended. `pair` makes
+    the workers."""
 
-    def __init__(self, plan: Plan, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        send: Callable[[Message], None],
+        pair: Callable[..., WorkerPair] = WorkerPair,
+    ) -> None:
         self._plan = plan
+        self._eos = frozenset(plan.model.eos_token_ids)
         self._send = send
         self._start_s = time.monotonic()
         self._predictor = make_predictor(plan)
@@ -56,7 +63,7 @@ class LLMEngine:
         self._round_log = RoundLog(plan.runtime.round_log)
         self._request_log = RequestLog(plan.runtime.request_log)
         self._stats = EngineStats()
-        self._workers = WorkerPair(plan, self._on_worker_message, self._on_worker_death)
+        self._workers = pair(plan, self._on_worker_message, self._on_worker_death)
         self._gpu_steps: deque[GpuStep] = deque()  # in flight, oldest first
         self._cpu_step: CpuStep | None = None
         self._cpu_route = Route.FULL_CPU
@@ -281,15 +288,17 @@ class LLMEngine:
     def _take_tokens(self, rows: list[Row], sampled: Int32, engine: int) -> set[int]:
         """Appends each row's token to its conversation; returns the ids that end with it."""
         ids, tokens, ends = [], [], []
+        conversations, finish_of = self._conversations, self._finish_of
         for row, token in zip(rows, sampled.tolist(), strict=True):
-            conversation = self._conversations.get(row.request.id)
+            request_id = row.request.id
+            conversation = conversations.get(request_id)
             if not row.sample or conversation is None:  # cancelled, or ended one round earlier
                 continue
             conversation.tokens.append(token)
-            ids.append(row.request.id)
+            ids.append(request_id)
             tokens.append(token)
-            ends.append(self._finish_of(conversation, token))
-        finished = {i for i, end in zip(ids, ends, strict=True) if end}
+            ends.append(finish_of(conversation, token))
+        finished = {i for i, end in zip(ids, ends, strict=True) if end} if any(ends) else set()
         for request_id in finished:
             self._forget(self._conversations[request_id])
         if ids:
@@ -305,10 +314,11 @@ class LLMEngine:
         return finished
 
     def _finish_of(self, conversation: Conversation, token: int) -> int:
-        if token in self._plan.model.eos_token_ids and not conversation.ignore_eos:
+        if token in self._eos and not conversation.ignore_eos:
             return STOP
-        num_output = len(conversation.tokens) - conversation.request.prompt_len
-        return LENGTH if num_output >= conversation.request.max_tokens else NOT_FINISHED
+        request = conversation.request
+        num_output = len(conversation.tokens) - request.prompt_len
+        return LENGTH if num_output >= request.max_tokens else NOT_FINISHED
 
     # ---- books
 

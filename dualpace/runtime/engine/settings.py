@@ -23,6 +23,8 @@ def make_predictor(plan: Plan) -> MeasuredPredictor | None:
 def make_state(plan: Plan, predictor: MeasuredPredictor | None) -> State:
     """An empty State with the plan's limits, pools, policy and estimator."""
     options: dict[str, Any] = dict(plan.policy.options)
+    if options.pop("host_admission", None) == "profile":
+        options["times"] = plan.profile.step_times
     if predictor is not None:
         options = {k: v for k, v in options.items() if k not in _PREDICTED}
         options["predictor"] = predictor

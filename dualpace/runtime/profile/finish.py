@@ -15,6 +15,8 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile import figures, report, simulated
 from dualpace.runtime.profile.check import Checked, check
 from dualpace.runtime.profile.result import Choices, Result, choose
+from dualpace.runtime.simulate.cost import CostModel
+from dualpace.runtime.simulate.times import step_times
 from dualpace.settings.compose import conf_dir
 from dualpace.settings.machine import Fingerprint, model_shape
 from dualpace.settings.resolve import resolve
@@ -40,6 +42,8 @@ def finish(sweep: "Sweep") -> dict[str, Any]:
     cost_file = write_yaml(
         out / "simulated" / f"{sweep.name}.yaml", header(sweep), simulated.as_yaml(costs)
     )
+    data["step_times"] = step_times(CostModel(costs), choices.routing.chosen).points()
+    write_yaml(file, header(sweep), data)
     checked = check(plan, costs, sweep) if settings.check else None
     if checked is not None:
         data["check"] = checked.to_json()

@@ -3,17 +3,37 @@
 The budgets of Appendix A.1 in one place; which of them bind whom is `gpu_round`'s business.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from dualpace.runtime.schedule.envelope import migration_reserve
 from dualpace.runtime.schedule.rounds import GpuRound
 from dualpace.runtime.schedule.view import View
 from dualpace.runtime.types import Request, blocks_for
 
+if TYPE_CHECKING:
+    from dualpace.runtime.schedule.admission import HostAdmission
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """Where a policy departs from Appendix A; by default nowhere."""
+
+    chunk_prompts: bool = False  # prompts for HBM are cut at the soft token limit
+    host: HostAdmission | None = None  # who the host takes; None: whoever fits
+
+
+PAPER = Departures()
+
 
 class Draft:
     """A round in the making: the decision, and the budgets that the next candidate is judged by."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, departures: Departures = PAPER) -> None:
         self.view = view
+        self.departures = departures
         self.round = GpuRound()
         self.queue = list(view.gpu_running)  # Q_G after the decisions so far, arrival order
         self.runnable: list[Request] = []  # decodes whose next token fits

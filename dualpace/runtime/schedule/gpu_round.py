@@ -7,15 +7,15 @@ queue, a pool or a device: `State` commits the result.
 
 from collections.abc import Iterator
 
-from dualpace.runtime.schedule.draft import Draft, in_arrival_order
+from dualpace.runtime.schedule.draft import PAPER, Departures, Draft, in_arrival_order
 from dualpace.runtime.schedule.rounds import GpuRound, Prefill
 from dualpace.runtime.schedule.view import View, finish_peak
 from dualpace.runtime.types import BLOCK_TOKENS, Request, blocks_for
 
 
-def gpu_round(view: View) -> GpuRound:
+def gpu_round(view: View, departures: Departures = PAPER) -> GpuRound:
     """Decides one round of the GPU engine under the dualpace policy."""
-    draft = Draft(view)
+    draft = Draft(view, departures)
     if not transfer_safe_frontier(view):  # A.1.1
         return draft.round
     restore_next_token_feasibility(draft)  # A.1.2
@@ -84,11 +84,20 @@ def next_growth(queue: list[Request]) -> int:
 def select_victims(draft: Draft, short: int) -> int:
     """Chooses swap-outs from the tail, skipping requests that the host cannot take; returns what
     is still short.
+
+    Beyond the appendix: whom the host should not take is dropped, to be recomputed.
     """
+    host = draft.departures.host
     for request in reversed(list(draft.queue)):
         if short <= 0:
             break
-        if not request.ready or request.peak_blocks > draft.view.envelope.capacity:
+        if not request.ready:
+            continue
+        if host is not None and not host.takes_victim(draft, request):
+            short -= len(request.blocks) + request.next_growth
+            drop(draft, request)
+            continue
+        if request.peak_blocks > draft.view.envelope.capacity:
             continue
         blocks = blocks_for(request.kv_len)
         rest = [r for r in draft.queue if r is not request]
@@ -120,17 +129,21 @@ def recompute_youngest(draft: Draft) -> None:
     """Beyond the appendix: no decode can grow and the host takes none, so drop from the tail
     until one can.
     """
-    free = draft.free
     while not draft.runnable and draft.queue:
         victim = next((r for r in reversed(draft.queue) if r.ready), None)
         if victim is None:
             return
-        free += len(victim.blocks)
-        draft.round.preempt.append(victim)
-        draft.queue = [r for r in draft.queue if r is not victim]
-        draft.peak -= victim.peak_blocks
-        draft.runnable = growth_that_fits(draft.queue, free)
-    draft.free = free
+        drop(draft, victim)
+        draft.runnable = growth_that_fits(draft.queue, draft.free)
+
+
+def drop(draft: Draft, victim: Request) -> None:
+    """Its blocks serve this round; its KV is computed again when it has waited its turn."""
+    draft.free += len(victim.blocks)
+    draft.round.preempt.append(victim)
+    draft.queue = [r for r in draft.queue if r is not victim]
+    draft.peak -= victim.peak_blocks
+    draft.migration = draft.reserve(draft.queue, draft.peak)
 
 
 # A.1.3
@@ -242,12 +255,21 @@ def tokens_left(draft: Draft) -> int:
     return draft.view.limits.hard_tokens - draft.tokens - draft.marked_rows
 
 
+def chunk_left(draft: Draft) -> int:
+    """Tokens that a prompt for HBM may take: to the hard limit, or where prompts are cut to the
+    soft one.
+    """
+    if draft.departures.chunk_prompts:
+        return draft.view.limits.soft_tokens - draft.tokens - draft.marked_rows
+    return tokens_left(draft)
+
+
 def continue_prompt(draft: Draft, request: Request) -> bool:
-    """The next chunk of a prompt above the hard limit. True if it was the last, so that others
-    may follow.
+    """The next chunk of a prompt that is computed over several rounds. True if it was the last, so
+    that others may follow.
     """
     rest = request.prefill_len - request.kv_len
-    chunk = min(rest, tokens_left(draft))
+    chunk = min(rest, chunk_left(draft))
     if chunk == rest:  # with its last chunk it joins the queue and may be evicted
         queue = in_arrival_order(draft.queue, request)
         migration = draft.reserve(queue, draft.peak)
@@ -264,8 +286,9 @@ def continue_prompt(draft: Draft, request: Request) -> bool:
 def prefill_to_gpu(draft: Draft, request: Request) -> bool:
     """Admits a prompt to HBM if the reserve for its later eviction keeps Equation 2."""
     length, estimate = request.prefill_len, draft.view.estimated_output(request)
-    left = tokens_left(draft)
-    chunked = length > draft.view.limits.hard_tokens
+    left = chunk_left(draft)
+    whole = left if draft.departures.chunk_prompts else draft.view.limits.hard_tokens
+    chunked = length > whole
     if left <= 0 or (length > left and not chunked):
         return False
     own = finish_peak(request, estimate)
@@ -286,7 +309,7 @@ def prefill_to_cpu(draft: Draft, request: Request) -> bool:
     """Admits a prompt to the host through staging if the decode-admission limit and Equation 2
     allow it.
     """
-    view, limits = draft.view, draft.view.limits
+    view, limits, host = draft.view, draft.view.limits, draft.departures.host
     length, estimate = request.prefill_len, draft.view.estimated_output(request)
     blocks = blocks_for(length)
     promise = draft.cpu_promise
@@ -300,6 +323,7 @@ def prefill_to_cpu(draft: Draft, request: Request) -> bool:
         or draft.planned - view.envelope.planned + blocks > view.host_free
         or peak > view.envelope.capacity
         or draft.slack - blocks < promise
+        or (host is not None and not host.takes_prompt(draft, request, estimate))
     ):
         return False
     draft.cpu_promise = promise

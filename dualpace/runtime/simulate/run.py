@@ -24,6 +24,7 @@ from dualpace.runtime.schedule.state import State
 from dualpace.runtime.simulate.cost import CostModel, Curve
 from dualpace.runtime.simulate.predictor import LayerPredictor
 from dualpace.runtime.simulate.simulator import Simulation, Timeline
+from dualpace.runtime.simulate.times import step_times
 from dualpace.runtime.simulate.work import GpuWorkModel
 from dualpace.settings.schema import SimulateConfig
 
@@ -214,10 +215,12 @@ def downsample(timeline: Timeline, points: int) -> dict[str, list[Any]]:
 
 
 def make_simulated_policy(config: SimulateConfig, cost: CostModel) -> Policy:
-    """The policy under its own options; `neo` predicts with the same costs that it then pays."""
+    """The policy under its own options; predictions are of the same costs that are then paid."""
     policy = config.policy
     options = {f.name: getattr(policy, f.name) for f in fields(policy)}
     name = options.pop("name")
+    if options.pop("host_admission", None) == "profile":
+        options["times"] = step_times(cost, assist_limits(config))
     if isinstance(policy, NeoPolicyConfig):
         del options["launch_ms"], options["fp16_kernel"]
         kernel = host_kernel(config, cost)

@@ -186,7 +186,8 @@ class Simulation:
             heapq.heappush(self._copies, (done, transfer.id))
             start = max(start, done)
         if step.rows or any(step.host_rows):
-            work = self._work.price(step)
+            on_host = bool(self._state.cpu_running or self._state.cpu_waiting)
+            work = self._work.price(step, on_host)
             main = self.gpu.start(start, 0.0, work.layer_s, work.head_s)
         else:
             main = self.gpu.start(at, start - at, 0.0, 0.0)

@@ -22,14 +22,15 @@ def kv_tokens(rows: Sequence[Row]) -> int:
 
 class GpuWorkModel:
     """Prices a GpuStep. `host_attention` is the CPU kernel that lockstep host rows run (neo);
-    `poll_s` is added to a layer where stage boundaries are checked."""
+    `poll_s` is added to a layer of a round in which an assist may be asked for."""
 
     def __init__(self, cost: CostModel, host_attention: Curve, poll_s: float) -> None:
         self._cost = cost
         self._host_attention = host_attention
         self._poll_s = poll_s
 
-    def price(self, step: GpuStep) -> GpuWork:
+    def price(self, step: GpuStep, polls: bool) -> GpuWork:
+        """`polls`: there are requests on the host that may ask for an assist."""
         cost = self._cost
         rows = decodes = context = sampled = 0
         prefill = 0.0
@@ -51,7 +52,7 @@ class GpuWorkModel:
             layer = self._pipelined_layer(rows, attention, first, second)
             sampled += len(first) + len(second)
         head = cost.gpu_post_layer(sampled) if sampled else 0.0
-        return GpuWork(layer + self._poll_s, head)
+        return GpuWork(layer + (self._poll_s if polls else 0.0), head)
 
     def _pipelined_layer(
         self, rows: int, attention: float, first: Sequence[Row], second: Sequence[Row]

@@ -5,6 +5,8 @@ CPU.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dualpace.runtime.step_times import StepTimes
+
 
 @dataclass
 class FlatPredictor:
@@ -25,3 +27,13 @@ class FlatPredictor:
 
     def post_layer_s(self, num_rows: int) -> float:
         return 1.0
+
+
+def flat_times(
+    gpu: float = 1.0, cpu: float = 2.0, assist: float = 0.0, prefill: float = 1.0
+) -> StepTimes:
+    """Steps of whatever size take so many seconds; `assist` is the GPU's time an iteration."""
+    level = {"gpu_dense": gpu, "cpu_dense": cpu, "assist": assist, "prefill": prefill}
+    names = ("gpu_attention", "cpu_attention", "cpu_wait")
+    curves = {**level, **dict.fromkeys(names, 0.0)}
+    return StepTimes.from_points({name: [(1, s), (2, s)] for name, s in curves.items()})

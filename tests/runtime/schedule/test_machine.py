@@ -3,6 +3,7 @@ device remembers every token. Lengths and pools are small, so that every corner 
 """
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -16,10 +17,17 @@ from hypothesis.stateful import (
 
 from dualpace.runtime.schedule import Limits, make_policy
 from dualpace.runtime.schedule.estimate import Declared, Estimator, Quantile
-from tests.runtime.schedule.predictor import FlatPredictor
+from tests.runtime.schedule.predictor import FlatPredictor, flat_times
 from tests.runtime.schedule.world import World
 
 ROUNDS = {"total": 0}
+DEPARTURES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "chunks": {"chunk_prompts": True},
+    "cheap host": {"chunk_prompts": True, "times": flat_times(assist=0.1)},
+    "dear host": {"times": flat_times(cpu=9.0, assist=2.0)},
+    "dear prefill": {"chunk_prompts": True, "times": flat_times(cpu=9.0, prefill=50.0)},
+}
 lengths = st.integers(1, 90)
 
 
@@ -38,6 +46,7 @@ class Serving(RuleBasedStateMachine):
         staging=st.sampled_from([None, 40]),
         estimator=st.sampled_from(["declared", "short", "quantile"]),
         look_ahead=st.booleans(),
+        departure=st.sampled_from(sorted(DEPARTURES)),
     )
     def start(
         self,
@@ -50,13 +59,18 @@ class Serving(RuleBasedStateMachine):
         staging: int | None,
         estimator: str,
         look_ahead: bool,
+        departure: str,
     ) -> None:
         estimators: dict[str, Estimator] = {
             "declared": Declared(),
             "short": Quantile(first=1, warmup=1000),  # every answer outgrows it, again and again
             "quantile": Quantile(first=16, warmup=3, window=8),
         }
-        options = {"predictor": FlatPredictor(cpu_s=0.3)} if self.policy == "neo" else {}
+        options: dict[str, Any] = {}
+        if self.policy == "neo":
+            options["predictor"] = FlatPredictor(cpu_s=0.3)
+        if self.policy == "dualpace":
+            options = DEPARTURES[departure]
         limits = Limits(
             gpu_rows=rows[0],
             cpu_rows=rows[1],

@@ -8,20 +8,26 @@ import pytest
 
 from dualpace.runtime.schedule import Limits, make_policy
 from dualpace.runtime.schedule.estimate import Declared, Estimator, Quantile
+from tests.runtime.schedule.predictor import flat_times
 from tests.runtime.schedule.world import World
 
+POLICIES = {
+    "paper": make_policy("dualpace"),
+    "departing": make_policy("dualpace", chunk_prompts=True, times=flat_times(assist=0.5)),
+}
 LONGEST_WAIT = 200  # fair cycles; the requests below need up to 40 tokens, a dozen run at a time
 
 
 @pytest.mark.parametrize("estimator", [Declared(), Quantile(first=4, warmup=8, window=32)])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_accepted_request_moves_within_bounded_time_under_constant_load(
-    seed: int, estimator: Estimator
+    seed: int, policy: str, estimator: Estimator
 ) -> None:
     """One new request whenever fewer than three wait: the load never lets up."""
     rng = random.Random(seed)
     limits = Limits(gpu_rows=6, cpu_rows=4, soft_tokens=64, hard_tokens=128)
-    world = World.make(make_policy("dualpace"), 16, 30, limits, estimator, look_ahead=seed % 2 == 0)
+    world = World.make(POLICIES[policy], 16, 30, limits, estimator, look_ahead=seed % 2 == 0)
     moved: dict[int, tuple[int, int]] = {}
     for cycle in range(400):
         if len(world.state.waiting) < 3:

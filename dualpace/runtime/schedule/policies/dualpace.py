@@ -2,21 +2,30 @@
 4.1).
 """
 
+from dualpace.runtime.schedule.admission import HostAdmission
 from dualpace.runtime.schedule.cpu_round import cpu_round
+from dualpace.runtime.schedule.draft import Departures
 from dualpace.runtime.schedule.gpu_round import gpu_round
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound
 from dualpace.runtime.schedule.view import View
+from dualpace.runtime.step_times import StepTimes
 
 
 class DualPace:
-    """Appendix A.1 and A.2."""
+    """Appendix A.1 and A.2. `times`, if given, lets the host tier take only whom it serves sooner;
+    `chunk_prompts` cuts prompts for HBM at the soft token limit.
+    """
 
     uses_host = True
     has_cpu_engine = True
     guards_host = True
 
+    def __init__(self, times: StepTimes | None = None, chunk_prompts: bool = False) -> None:
+        host = None if times is None else HostAdmission(times)
+        self._departures = Departures(chunk_prompts, host)
+
     def gpu_round(self, view: View) -> GpuRound:
-        return gpu_round(view)
+        return gpu_round(view, self._departures)
 
     def cpu_round(self, view: View) -> CpuRound:
         return cpu_round(view)
