@@ -53,6 +53,15 @@ class Server:
                 pass  # not bound yet
             time.sleep(0.1)
 
+    def wait_ready_says(self, status: str) -> str | None:
+        """The phase that /ready names once its status is this one."""
+        deadline = time.monotonic() + START_S
+        while (body := httpx.get(f"{self.url}/ready").json())["status"] != status:
+            assert time.monotonic() < deadline, body
+            time.sleep(0.02)
+        phase: str | None = body.get("phase")
+        return phase
+
     def metric(self, name: str) -> dict[str, float]:
         """Labels -> value of one metric."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
@@ -76,6 +85,10 @@ class Server:
         if self.process.poll() is None:
             self.signal_group(signal.SIGKILL)
         self.process.wait()
+
+
+def cmdline(pid: int) -> list[str]:
+    return psutil.Process(pid).cmdline()
 
 
 def runs(pid: int) -> bool:

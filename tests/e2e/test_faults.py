@@ -1,6 +1,7 @@
 """Workers die, copies are late, signals arrive: answers stay the same, nothing is left behind."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 from dualpace import SamplingParams
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e.conftest import Serve
-from tests.e2e.server_process import Server
+from tests.e2e.server_process import Server, cmdline
 
 Rounds = Callable[[], list[dict[str, Any]]]
 
@@ -83,6 +84,28 @@ def _stream_until_cut(url: str, started: threading.Event) -> None:
                     started.set()
     except httpx.TransportError:
         pass  # the server went away, as it was told to
+
+
+def test_ready_tells_of_a_worker_that_is_stopped_and_of_one_that_starts_again(
+    tmp_path: Path,
+) -> None:
+    """Nothing has been asked, so no answer shows it; the log says what happened and when."""
+    with Server(tmp_path / "log") as server:
+        (worker,) = [pid for pid in server.family if "--role cpu" in " ".join(cmdline(pid))]
+        os.kill(worker, signal.SIGSTOP)
+        assert server.wait_ready_says("stalled") == "the cpu worker is stopped by a signal"
+        os.kill(worker, signal.SIGCONT)
+        assert server.wait_ready_says("ready") is None
+        os.kill(worker, signal.SIGKILL)
+        assert str(server.wait_ready_says("restarting")).startswith("cpu worker: ")
+        assert server.wait_ready_says("ready") is None
+        server.process.terminate()
+        assert server.process.wait(40) == 0
+        server.wait_gone()
+    lines = (tmp_path / "log").read_text().splitlines()
+    for text in ("cpu worker ended with status -9", "the cpu worker is back after"):
+        (line,) = [line for line in lines if text in line]
+        assert re.match(r"\d\d:\d\d:\d\d [EI] engine: ", line)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

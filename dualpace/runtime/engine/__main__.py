@@ -34,7 +34,11 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
     become_child(arguments.parent, ignore_signals=True)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname).1s engine: %(message)s",
+        datefmt="%H:%M:%S",
+    )
 
     sock = socket.socket(fileno=arguments.lifeline)
     hello = receive(sock)

@@ -4,8 +4,8 @@ A rank that dies takes the others with it, and they are started again together, 
 as new. Knows nothing about requests or rounds, nor about the other side.
 """
 
-import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,6 +42,7 @@ class WorkerGroup:
         self.ready = False
         self.phase = "not started"
         self.restarts = 0
+        self._death_s = 0.0  # the last one's
         self._deaths_in_a_row = 0
         self._is_ending = False  # a rank has died, the others are about to
         self._has_failed = False  # one said that it cannot go on; a restart would not help
@@ -99,8 +100,9 @@ class WorkerGroup:
         for rank in self.ranks:
             rank.kill()
 
-    async def close(self) -> None:
-        await asyncio.gather(*(rank.close() for rank in self.ranks))
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
 
     def _rank_died(self, dead: WorkerHandle, status: int) -> None:
         self.ready = False
@@ -109,6 +111,7 @@ class WorkerGroup:
         if not self._is_ending:
             self._is_ending = True
             self.phase = "restarting"
+            self._death_s = time.monotonic()
             log.error("%s ended with status %s", dead.name, status)
             self._count_death(dead.name, status)
             self.kill()
@@ -151,6 +154,9 @@ class WorkerGroup:
                     return
                 self.ready = True
                 self.phase = "ready"
+                if self.restarts:
+                    seconds = time.monotonic() - self._death_s
+                    log.info("the %s worker is back after %.1f s", self.role, seconds)
             case Failed():
                 self._has_failed = True
         self._on_message(message)

@@ -76,8 +76,8 @@ class WorkerPair:
         self.cpu.start()
 
     async def close(self) -> None:
-        await self.gpu.close()
-        await self.cpu.close()
+        self.gpu.close()
+        self.cpu.close()
 
     @property
     def ready(self) -> bool:

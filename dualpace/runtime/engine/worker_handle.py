@@ -6,7 +6,6 @@ worker's memory and bells outlive it and go to its successor.
 
 import asyncio
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -16,10 +15,6 @@ from dualpace.runtime.channel import Channel, silence
 from dualpace.runtime.messages import Failed, Hello, Phase, Ready
 from dualpace.runtime.process import send, start_process
 from dualpace.runtime.wire import Message
-
-log = logging.getLogger(__name__)
-
-CLOSE_TIMEOUT_S = 5.0
 
 
 class WorkerHandle:
@@ -109,26 +104,12 @@ class WorkerHandle:
         if self._process is not None:
             self._process.kill()
 
-    async def close(self) -> None:
-        """Closes the lifeline, which ends a worker that is at work; one that is still starting, or
-        does not listen, is killed: it owns nothing that is not rebuilt."""
-        if self._process is None:
-            return
-        assert self._lifeline is not None
-        self._lifeline.shutdown(socket.SHUT_RDWR)
-        if self.ready and not await self._ends_within(CLOSE_TIMEOUT_S):
-            log.warning("%s does not end by itself; killed", self.name)
-        self._process.kill()
-        self._forget_process()
-
-    async def _ends_within(self, timeout_s: float) -> bool:
-        ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._pidfd, ended.set)
-        try:
-            await asyncio.wait_for(ended.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+    def close(self) -> None:
+        """Kills it: it owns nothing that is not rebuilt, and taking an interpreter with torch apart
+        takes seconds."""
+        if self._process is not None:
+            self._process.kill()
+            self._forget_process()
 
     # ---- messages
 
