@@ -87,6 +87,8 @@ class LoadConfig:
     label: str | None = None  # the curve's name in figures; None: the peer or the policy
     profile: str | None = None  # the machine's name in figures; None: hw and model
     rates: list[float] = field(default_factory=list)  # one after the other; else workload.rate
+    seconds: float | None = None  # of load at each rate; None: workload.num_requests
+    resume: bool = False  # keep the points whose results lie in `out` already
     concurrency: int | None = None  # closed loop: this many requests at a time
     ramp_from: float | None = None  # open loop: rate at the start (1/s); it ends at workload.rate
     ramp_shape: str = "linear"  # linear | exponential
@@ -101,6 +103,8 @@ class LoadConfig:
     records: str | None = None  # file for JSON lines, one a request
     out: str | None = None  # folder of a sweep: results, and its figures at the end
     figures: list[int] = field(default_factory=list)  # by the paper's numbers
+    page: str | None = None  # Markdown file in `out` with tables of all its results
+    title: str = "Results"  # of the page
 
 
 @dataclass
@@ -115,4 +119,4 @@ class PlotConfig:
     page: str | None = None  # a Markdown file in `out` for the results page
     title: str = "Results"  # of the page
     # By the paper's numbers
-    figures: list[int] = field(default_factory=lambda: [1, 9, 10, 11, 13, 14, 15])
+    figures: list[int] = field(default_factory=lambda: [1, 8, 9, 10, 11, 12, 13, 14, 15])

@@ -16,6 +16,7 @@ _RISES: Mapping[str, tuple[str, str | None]] = {
     "transfers": ("dualpace_transfers_total", None),
     "compiles_after_ready": ("dualpace_graph_compiles_after_ready_total", None),
 }
+_ASSIST = "dualpace_assist_seconds_total"
 _BUSY = {"gpu_busy": "gpu", "cpu_busy": "cpu"}
 _POOLS = {"gpu_blocks": "gpu", "host_blocks": "host"}
 
@@ -45,6 +46,11 @@ def engine_facts(before: str | None, after: str | None, seconds: float) -> dict[
         name = "dualpace_busy_seconds_total"
         if name in new and seconds > 0:
             facts[key] = (_value(new, name, label) - _value(old, name, label)) / seconds
+    if _ASSIST in new:
+        parts = [part for labels, _ in new[_ASSIST] for part in labels.values()]
+        facts["assist_seconds"] = {
+            part: _value(new, _ASSIST, part) - _value(old, _ASSIST, part) for part in parts
+        }
     for key, label in _POOLS.items():
         if "dualpace_kv_blocks_capacity" in new:
             facts[key] = round(_value(new, "dualpace_kv_blocks_capacity", label))

@@ -2,6 +2,7 @@
 Knows only the keys of results."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dualpace.runtime.bench.sustain import TARGETS, Result, Sweep, sweeps
@@ -30,6 +31,12 @@ def page(results: Sequence[Result], title: str, figures: Iterable[str] = ()) -> 
         parts += sustained([sweep for sweep in sweeps(plain) if in_group(sweep, first)])
     parts += [f"![{name}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"
+
+
+def write_page(results: Sequence[Result], figures: Iterable[Path], file: Path, title: str) -> None:
+    """`figures` lie in the page's folder."""
+    images = [figure.name for figure in figures if figure.suffix == ".png"]
+    file.write_text(page(results, title, images))
 
 
 def in_group(sweep: Sweep, result: Result) -> bool:

@@ -8,24 +8,23 @@ drawn for what the results hold; a figure without data is left out.
 import json
 import logging
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.bench.breakdown import figure_8, figure_12
+from dualpace.runtime.bench.canvas import finished, grid, line_order, style
 from dualpace.runtime.bench.config import PlotConfig
 from dualpace.runtime.bench.metrics import sustainable_rate
-from dualpace.runtime.bench.page import page
+from dualpace.runtime.bench.page import write_page
 from dualpace.runtime.bench.sustain import table
 
-matplotlib.use("Agg")
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
@@ -50,17 +49,7 @@ ITL = Metric("p99_itl_ms", 1e-3, "P99 inter-token latency (s)", 1.5, 3.0)
 TPOT = Metric("p99_tpot_ms", 1e-3, "P99 time per output token (s)", 1.5, 3.0)
 TPOT_TIGHT = Metric("p99_tpot_ms", 1e-3, "P99 time per output token (s)", 1.0, 2.0)
 
-# One colour and marker a policy in every figure (colour-blind safe).
-STYLES: dict[str, tuple[str, str, str]] = {
-    "dualpace": ("DualPace", "#0072B2", "o"),
-    "neo": ("NEO", "#D55E00", "s"),
-    "gpu_only": ("GPU only", "#009E73", "^"),
-    "vllm": ("vLLM", "#CC79A7", "D"),
-    "vllm_offload": ("vLLM, KV offload", "#E69F00", "v"),
-    "llama_cpp": ("llama.cpp", "#56B4E9", "P"),
-}
 OFFLOADING = ("dualpace", "neo")
-OTHER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def plot(config: PlotConfig) -> None:
@@ -70,9 +59,8 @@ def plot(config: PlotConfig) -> None:
     print("\n".join(table(results)))
     made: dict[str, Any] = {"figures": [str(file) for file in files]}
     if config.page:
-        images = [file.name for file in files if file.suffix == ".png"]
         made["page"] = str(Path(config.out) / config.page)
-        Path(made["page"]).write_text(page(results, config.title, images))
+        write_page(results, files, Path(made["page"]), config.title)
     print(json.dumps(made))
 
 
@@ -232,35 +220,9 @@ def curves(axis: Axes, results: Sequence[Result], metric: Metric, by: str) -> No
     axis.set(xlabel="Request rate (requests/s)", ylabel=metric.label, ylim=(0, top or None))
 
 
-def line_order(name: str) -> tuple[int, list[float], str]:
-    """Policies in their fixed order, then variants by the numbers in their names."""
-    names = list(STYLES)
-    known = names.index(name) if name in names else len(names)
-    return known, [float(n) for n in re.findall(r"\d+", name)], name
-
-
-def style(name: str, place: int = 0) -> tuple[str, str, str]:
-    """(label, colour, marker) of a policy, or of a variant by its place among its kind."""
-    return STYLES.get(name, (name, OTHER_COLOURS[place % len(OTHER_COLOURS)], "o"))
-
-
-def grid(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(3.6 * columns + 0.3, height * rows + 0.4), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
-
-
-def finished(figure: Figure, axes: Sequence[Axes]) -> Figure:
-    for axis in axes:
-        axis.grid(color="0.92", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.set_axisbelow(True)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize=7.5)
-    return figure
-
-
 DRAWERS: dict[int, Callable[[Sequence[Result]], Figure | None]] = {
     1: figure_1,
+    8: figure_8,
     9: lambda results: sweeps(
         results,
         [(LATENCY, "conversation"), (LATENCY, "code")],
@@ -274,6 +236,7 @@ DRAWERS: dict[int, Callable[[Sequence[Result]], Figure | None]] = {
     11: lambda results: sensitivity(
         results, [LATENCY, TTFT, ITL], "Sensitivity to CPU tensor parallelism and host KV capacity"
     ),
+    12: figure_12,
     13: lambda results: sweeps(
         results, [(TTFT, "code"), (ITL, "code")], "Tail latency under increasing load"
     ),

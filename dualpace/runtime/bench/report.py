@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -25,6 +26,8 @@ ROWS = (
     ("client_cores", "client's share of a core", "", 1.0),
 )
 
+_LONG = ("timeline", "input_lens", "output_lens")  # for figures, in the result's file alone
+
 
 def print_report(result: dict[str, Any]) -> None:
     """A table, and the result without its timeline as the last line of stdout (strict JSON)."""
@@ -42,25 +45,21 @@ def print_report(result: dict[str, Any]) -> None:
             print(f"  {name:32} {result[key] * scale:10.3f} {unit}")
     share = result["cpu_resident_tokens"] / max(result["total_output_tokens"], 1)
     print(f"  {'tokens of the CPU engine':32} {100 * share:10.1f} %")
-    shown = {key: value for key, value in result.items() if key != "timeline"}
+    shown = {key: value for key, value in result.items() if key not in _LONG}
     print(json.dumps(shown), flush=True)
 
 
 class DrawFigures(Callback):
-    """At the end of a run or a whole sweep: the figures that `bench.figures` lists and the table of
-    sustainable rates, from all results in `bench.out`. Stdout still ends with a result."""
+    """After each run of a sweep, which may be cut before the next: the figures that `bench.figures`
+    lists, the page and the table of sustainable rates, from all results in `bench.out`. Stdout
+    still ends with a result."""
 
-    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
-        self._draw(config)
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        self._draw(config)
-
-    def _draw(self, config: DictConfig) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         out, figures = config.bench.out, list(config.bench.figures)
         if out is None or not Path(out).is_dir() or not figures:
             return
         # matplotlib takes seconds, and no run needs it.
+        from dualpace.runtime.bench.page import write_page
         from dualpace.runtime.bench.plot import draw, load_results
         from dualpace.runtime.bench.sustain import table
 
@@ -68,6 +67,8 @@ class DrawFigures(Callback):
         if not results:
             return
         files = draw(results, figures, Path(out))
+        if config.bench.page is not None:
+            write_page(results, files, Path(out) / config.bench.page, config.bench.title)
         # Not by logging: at the end of a sweep that is Hydra's own, which writes to stdout.
         print("\n".join(table(results)), file=sys.stderr)
         print("figures:", ", ".join(map(str, files)), file=sys.stderr)

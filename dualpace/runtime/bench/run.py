@@ -44,21 +44,31 @@ def bench(config: BenchConfig, command: str = "") -> list[dict[str, Any]]:
     metrics as `vllm bench serve` names them, and what they were measured on (`command` says how to
     do it again).
 
-    Writes `result` and `bench.records` where they are named. Raises ConfigError for settings that
-    cannot work, and for a server that does not start or answer.
+    Writes `result` and `bench.records` where they are named, as soon as each is known. Under
+    `bench.resume` a point with a result is not measured again; where all have one no server starts.
+    Raises ConfigError for settings that cannot work, and for a server that does not start or
+    answer.
     """
     steps = [with_rate(config, rate) for rate in config.bench.rates or [config.workload.rate]]
     requests = [scheduled(step) for step in steps]
+    known = [earlier(*point) for point in zip(steps, requests, strict=True)]
+    if all(known):
+        return [result for result in known if result]
     raise_file_limit(max(map(len, requests)))
     if config.bench.out is not None:
         Path(config.bench.out).mkdir(parents=True, exist_ok=True)  # also for logs named in it
     results, sent = [], 0
     with running_server(config) as url:
-        for step, arrivals in zip(steps, requests, strict=True):
+        for step, arrivals, result in zip(steps, requests, known, strict=True):
+            if result is not None:
+                results.append(result)
+                continue
             outcome, served = asyncio.run(drive(step, arrivals, url))
             sent += config.bench.warmup
             result = describe(step, arrivals, served, command) | measured(step, outcome)
             result |= served.facts
+            result["input_lens"] = [r.prompt_len for r in outcome.records if r.completed]
+            result["output_lens"] = [r.num_tokens for r in outcome.records if r.completed]
             result["timeline"] = make_timeline(step, outcome, sent)
             warn(result)
             write(step, outcome, result)
@@ -68,7 +78,31 @@ def bench(config: BenchConfig, command: str = "") -> list[dict[str, Any]]:
 
 
 def with_rate(config: BenchConfig, rate: float) -> BenchConfig:
-    return replace(config, workload=replace(config.workload, rate=rate))
+    """At this rate, for `bench.seconds` where they are set. ConfigError where that has no end."""
+    workload, seconds = replace(config.workload, rate=rate), config.bench.seconds
+    if seconds is not None:
+        if not (0 < rate < math.inf and seconds > 0):
+            raise ConfigError(
+                f"bench.seconds={seconds:g} at rate {rate:g} is no number of requests: give finite "
+                f"values above 0, or leave bench.seconds out and set workload.num_requests."
+            )
+        workload = replace(workload, num_requests=max(round(rate * seconds), 1))
+    return replace(config, workload=workload)
+
+
+def earlier(config: BenchConfig, requests: Sequence[RequestSpec]) -> dict[str, Any] | None:
+    """The result of the same requests that `bench.out` has, under `bench.resume`."""
+    path = result_path(config)
+    if not config.bench.resume or path is None or not path.is_file():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text())
+    key = ("num_requests", "prompt_mean", "output_mean", "seed")
+    same = [result.get(name) for name in key] == [
+        len(requests),
+        *means(requests),
+        config.workload.seed,
+    ]
+    return result if same else None
 
 
 def measured(config: BenchConfig, outcome: Outcome) -> dict[str, Any]:
@@ -82,7 +116,9 @@ def write(config: BenchConfig, outcome: Outcome, result: dict[str, Any]) -> None
         write_records(Path(config.bench.records), outcome)
     if path := result_path(config):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result))
+        partial = path.with_suffix(".partial")  # a run may be cut at any time
+        partial.write_text(json.dumps(result))
+        partial.replace(path)
 
 
 def targets(config: BenchConfig) -> dict[str, float]:

@@ -8,7 +8,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from dualpace.runtime.bench.plot import OTHER_COLOURS, finished, grid
+from dualpace.runtime.bench.canvas import OTHER_COLOURS, finished, grid
 from dualpace.runtime.profile.result import Choices, Result, of_kind
 from dualpace.runtime.routing import Route
 

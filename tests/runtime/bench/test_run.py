@@ -122,6 +122,22 @@ def test_several_rates_share_a_server_and_each_has_a_file(
     assert names == {"dualpace-a_b-40.json", "dualpace-a_b-80.json"}
 
 
+def test_a_cut_sweep_goes_on_where_it_was(fake: Callable[[Behaviour], str], tmp_path: Path) -> None:
+    seconds = ["bench.seconds=0.1", "bench.resume=true", f"bench.out={tmp_path}"]
+    rates = "bench.rates=[50,100]"
+    first = bench(settings(f"bench.url={fake(Behaviour())}", "bench.rates=[50]", *seconds))
+    assert first[0]["num_requests"] == 5 == len(first[0]["input_lens"])
+    both = bench(settings(f"bench.url={fake(Behaviour())}", rates, *seconds))
+    assert both[0] == first[0] and both[1]["num_requests"] == 10
+    nowhere = f"bench.url=http://127.0.0.1:{1}"
+    assert bench(settings(nowhere, rates, *seconds)) == both  # all is known: nobody is asked
+    other = [*seconds[1:], "bench.seconds=0.2"]
+    again = bench(settings(f"bench.url={fake(Behaviour())}", "bench.rates=[50]", *other))
+    assert again[0]["num_requests"] == 10  # other requests are measured
+    with pytest.raises(ConfigError, match=r"bench\.seconds=1 at rate inf"):
+        bench(settings(nowhere, "workload.rate=inf", "bench.seconds=1"))
+
+
 def test_goodput_counts_requests_within_all_targets(fake: Callable[[Behaviour], str]) -> None:
     url = fake(Behaviour(token_s=0.02))
     (result,) = bench(settings(f"bench.url={url}", "bench.goodput={itl: 1}"))
@@ -230,6 +246,9 @@ def test_counters_are_those_of_the_run() -> None:
     facts = engine_facts(before, after, 6.0)
     assert (facts["gpu_rounds"], facts["cpu_rounds"], facts["preemptions"]) == (20, 7, 3)
     assert facts["gpu_busy"] == 0.5 and facts["host_blocks"] == 64
+    spent = 'dualpace_assist_seconds_total{{part="launch"}} {}\n'
+    facts = engine_facts(before + spent.format(1.0), after + spent.format(1.5), 6.0)
+    assert facts["assist_seconds"] == {"launch": 0.5}
     assert engine_facts(None, after, 6.0) == {}
 
 
@@ -264,4 +283,6 @@ def test_a_sweep_measures_every_policy_and_draws(
     assert json.loads(lines[-1])["p99_itl_ms"] > 0
     assert "figures: runs/live/conversation_small/figure1.png" in done.stderr
     assert (out / "figure9.png").stat().st_size > 5000
+    assert (out / "figure8.svg").is_file() and not (out / "figure12.png").exists()  # no assists
+    assert "conversation on " in (out / "README.md").read_text()
     assert len(list(out.glob("*-conversation-*.json"))) == 6
