@@ -8,9 +8,7 @@ about what the callbacks do.
 
 import ctypes
 import functools
-import os
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch  # loads the OpenMP runtime that everything below shares
@@ -60,31 +58,3 @@ def parallel(function: int, block: int, num_threads: int) -> None:
     and starting them again takes longer than a small kernel.
     """
     _gomp_parallel()(function, block, num_threads, 0)
-
-
-def pin_threads(cores: Sequence[int]) -> None:
-    """Give each of len(cores) threads of the pool, the caller included, a core of its own.
-
-    To be called once, with as many threads as the kernels will use: threads that the caller starts
-    later, and later additions to the pool, inherit the caller's single core. Raises OSError if a
-    core may not be used.
-    """
-    remaining, errors = list(reversed(cores)), list[OSError]()
-
-    def pin() -> None:
-        try:
-            os.sched_setaffinity(0, {remaining.pop()})
-        except OSError as error:  # raised below, in the caller's thread
-            errors.append(error)
-
-    each_thread(pin, len(cores))
-    if errors:
-        raise errors[0]
-
-
-def each_thread(action: Callable[[], None], num_threads: int) -> None:
-    """Run a Python function once on each of `num_threads` threads of the pool."""
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _block: action())
-    address = ctypes.cast(callback, ctypes.c_void_p).value
-    assert address is not None
-    parallel(address, 0, num_threads)

@@ -16,7 +16,7 @@ from dualpace.cpu.attention import (
     warm_up,
 )
 from dualpace.cpu.block_ir import BlockShape
-from dualpace.cpu.openmp import each_thread
+from tests.cpu.threads import each_thread
 
 BF16, F32 = torch.bfloat16, torch.float32
 # Worst error against float64 of the same stored inputs, times the largest |V| that is attended
