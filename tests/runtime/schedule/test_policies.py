@@ -204,10 +204,10 @@ def test_neo_moves_nobody_while_a_round_is_in_flight() -> None:
 
 
 def test_neo_waits_for_the_copies_of_those_it_would_swap_out() -> None:
-    state = neo(gpu=3, host=64)
-    fill_host(state, [0], 47)
+    state = neo(gpu=4, host=64)
+    fill_host(state, [0, 1], 31, 30)
     step = gpu(state, report=False)
-    assert step.swap_in == [0] and state.requests[0].kv_len == 48
-    assert state.schedule_gpu() is None, "no block for its next token, and it is still arriving"
+    assert step.swap_in == [0, 1] and state.gpu_pool.num_free == 0
+    assert state.schedule_gpu() is None, "no block for a next token, and both are still arriving"
     state.transfer_done(copies(step))
-    assert gpu(state).swap_out == [0]
+    assert gpu(state).swap_out == [1]
