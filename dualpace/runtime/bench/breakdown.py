@@ -82,7 +82,10 @@ def figure_12(results: Sequence[Mapping[str, Any]]) -> Figure | None:
         mean_us = 1e6 * (on_host[name] + on_device[name]) / place["assists"]
         axes[0].annotate(f"{mean_us:.0f} us each", (index, 101), ha="center", fontsize=7)
     figure.suptitle("A Dense Assist, part by part", fontsize=10)
-    return finished(figure, axes)
+    finished(figure, axes)
+    for axis in axes:
+        axis.legend(loc="upper center", ncol=2, frameon=False, fontsize=7.5)
+    return figure
 
 
 def _shares(axis: Axes, parts: Mapping[str, Mapping[str, float]]) -> None:
@@ -96,5 +99,7 @@ def _shares(axis: Axes, parts: Mapping[str, Mapping[str, float]]) -> None:
         labels = [f"{s:.1f}" if s >= 3 else "" for s in share]
         axis.bar_label(drawn, labels, label_type="center", fontsize=7)
         bottom += share
-    axis.set_ylim(0, 125)  # room for the legend
+    axis.set_ylim(0, 130)  # room for the legend
+    axis.set_xlim(-0.6, len(bars) - 0.4)
+    axis.set_yticks(range(0, 101, 20))
     axis.tick_params(axis="x", labelsize=7)

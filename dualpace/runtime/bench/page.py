@@ -26,7 +26,7 @@ def page(results: Sequence[Result], title: str, figures: Iterable[str] = ()) -> 
     parts = [f"# {title}", *provenance(results)]
     for group in by_place(results):
         first = group[0]
-        parts += [f"## {first['workload']} on {first['profile']}", lengths(first)]
+        parts += [f"## {first['workload']} on {first['profile']}", lengths(group)]
         parts.append(points(group))
         parts += sustained([sweep for sweep in sweeps(plain) if in_group(sweep, first)])
     parts += [f"![{name}]({name})" for name in figures]
@@ -67,10 +67,13 @@ def provenance(results: Sequence[Result]) -> list[str]:
     return parts
 
 
-def lengths(result: Result) -> str:
+def lengths(results: Sequence[Result]) -> str:
+    counts = sorted({r["num_requests"] for r in results})
+    count = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    largest = max(results, key=lambda r: int(r["num_requests"]))
     return (
-        f"{result['num_requests']} requests a point, {result['prompt_mean']:.0f} prompt and "
-        f"{result['output_mean']:.0f} output tokens on average, seed {result['seed']}."
+        f"{count} requests a point, {largest['prompt_mean']:.0f} prompt and "
+        f"{largest['output_mean']:.0f} output tokens on average, seed {largest['seed']}."
     )
 
 
