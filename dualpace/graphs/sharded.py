@@ -31,7 +31,6 @@ class ShardedStages(Stages):
     def bucket(self, num_rows: int) -> int:
         return self._tables["mlp"].padded(num_rows)
 
-    @torch.inference_mode()
     def pre_layer(self, token_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, H]: each row from the rank that has it, zeros from the others."""
         rows = token_ids - self._first
@@ -39,19 +38,16 @@ class ShardedStages(Stages):
         x: Tensor = self._run("pre_layer", 0, rows.where(is_here, 0))
         return self._collective.all_reduce(x.mul_(is_here[:, None]))
 
-    @torch.inference_mode()
     def post_attention(self, layer: int, attn: Tensor, x: Tensor) -> Tensor:
         """attn [T, N * D] of this rank's heads, x [T, H] -> x of the next layer [T, H]."""
         sums = self._collective.all_reduce(self._run("output", layer, attn))
         x, sums = self._run("mlp", layer, x, sums)
         return x.add_(self._collective.all_reduce(sums))
 
-    @torch.inference_mode()
     def logits(self, x: Tensor) -> Tensor:
         """x [B, H] -> float32 [B, V], of all ranks."""
         return self._collective.all_gather(self._run("logits", 0, x))[:, : self._vocab]
 
-    @torch.inference_mode()
     def post_layer(self, x: Tensor, rows: SamplingRows) -> Tensor:
         """x [B, H] and as many sampling rows -> token ids int32 [B]."""
         if not rows.all_greedy:

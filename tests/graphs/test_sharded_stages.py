@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from dualpace.graphs import backends
 from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.collective import Collective
 from dualpace.graphs.executor import Stages
@@ -21,6 +23,7 @@ from dualpace.graphs.shard import Shard
 from dualpace.graphs.sharded import best_of_ranks
 from dualpace.graphs.shared_memory_collective import SharedMemoryCollective
 from dualpace.graphs.source import Source, resolve_source
+from tests.graphs import test_tiles
 from tests.graphs.ranks import in_threads
 from tests.graphs.reference import SIZES, assert_close, load_stages, run_logits, save_tiny
 
@@ -78,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("graphs")
 
 
-@pytest.mark.parametrize("backend", ["packed", "inductor", "inductor-packed"])
+@pytest.mark.parametrize("backend", ["packed", "inductor-packed"])
 def test_backends_at_the_edges_of_buckets(backend: str, folder: Path) -> None:
     compiled = backend.startswith("inductor")
     before = len(list(folder.rglob("*.graph")))
@@ -98,7 +101,7 @@ def test_ranks_of_unlike_buckets_and_backends_work_together(folder: Path) -> Non
     """As when one rank's compiled stages are ready before another's."""
     source = resolve_source("random:tiny")
     group = Group(source, 2)
-    other = Group(source, 2, backend="inductor", buckets=[4], cache_dir=folder)
+    other = Group(source, 2, backend="inductor-packed", buckets=[4], cache_dir=folder)
     for stage, table in other.stages[1].tables().items():
         group.stages[1].offer(stage, table)
     group.stages[1].begin_round()
@@ -149,6 +152,15 @@ def test_bf16_ranks_are_as_near_to_float32_as_one(folder: Path) -> None:
     for size in (2, source.spec.num_kv_heads):
         group = Group(source, size, torch.bfloat16)
         assert distance(group.run(logits_of(IDS, 2))) < 1.5 * alone
+
+
+def test_products_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backends.BACKENDS, "amx", "here_amx:HereAmx")
+    monkeypatch.setitem(sys.modules, "here_amx", test_tiles)
+    source = resolve_source("random:tiny")
+    on_tiles, eager = (Group(source, 2, torch.bfloat16, backend=name) for name in ("amx", "eager"))
+    work = logits_of(IDS[:5], 2)
+    assert_close(on_tiles.run(work), eager.run(work), 3e-2)
 
 
 def test_a_heads_part_is_what_one_rank_has_of_it() -> None:
