@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import resource
+import math
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,19 +18,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dualpace.graphs.buckets import FEW, LADDER, covers, rule_of_thumb
+from dualpace.graphs.bench_start import MAX_ROWS, MAX_TOKENS, launch, result_of, serve, start
+from dualpace.graphs.buckets import (
+    FEW,
+    LADDER,
+    covers,
+    rule_of_thumb,
+    stage_buckets,
+)
 
-# A decode step and the most rows of it, for rows in a trace's decode rounds.
-STEP_S, MAX_ROWS, MAX_TOKENS = 0.03, 256, 8192
+STEP_S = 0.03  # of a decode round, for rows in a trace's decode rounds
+BUCKETS = (1, 4, 16, 64, 256)  # of `dispatch`
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["dispatch", "stages", "start"])
+    parser.add_argument("--overrides", nargs="*", default=[], help="settings of `serve`")
     parser.add_argument("--trace", type=Path, action="append", default=[], help="Azure CSV file")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bf16"))
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of a worker")
+    parser.add_argument("--cores", type=int, default=2, help="whose default buckets to build")
     parser.add_argument("--candidates", default="eager,packed,inductor,inductor-packed")
     parser.add_argument("--cache-dir", type=Path, help="keep the graphs of `stages` here")
     options = parser.parse_args(arguments)
@@ -42,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "dispatch": dispatch,
         "stages": stages,
         "start": start,
+        "serve": serve,
     }
     chosen = [*options.parts, *(["padding"] if options.trace else [])]
     results = {name: parts[name](options) for name in dict.fromkeys(chosen)}
@@ -120,12 +127,12 @@ def dispatch(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from dualpace.graphs.executor import Stages
-    from dualpace.graphs.table import Entry, StageTable
+    from dualpace.graphs.table import Entry, StageTable, Unpadded
 
     torch.set_num_threads(1)
-    width, buckets = 576, (1, 4, 16, 64, 256)
-    out = {bucket: torch.zeros(bucket, width) for bucket in buckets}
-    heads = {bucket: torch.zeros(bucket, 9, 64) for bucket in buckets}
+    width, counts = 576, (1, 37, 64, 130, 256)
+    out = {n: torch.zeros(n, width) for n in (*BUCKETS, *counts)}
+    heads = {n: torch.zeros(n, 9, 64) for n in (*BUCKETS, *counts)}
 
     def one(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         return out[x.shape[0]]
@@ -135,23 +142,36 @@ def dispatch(options: argparse.Namespace) -> dict[str, Any]:
 
     weight = torch.zeros(())
 
-    def table(graph: Callable[..., Any], num_weights: int) -> StageTable:
-        entries = {b: Entry(graph, [(weight,) * num_weights], True) for b in buckets}
-        return StageTable(entries, rule_of_thumb(buckets))
+    def table(graph: Callable[..., Any], num_weights: int, costs: dict[int, float]) -> StageTable:
+        entries = {b: Entry(graph, [(weight,) * num_weights], True) for b in BUCKETS}
+        spare = Entry(graph, [(weight,) * num_weights], False)
+        return StageTable(entries, rule_of_thumb(BUCKETS), Unpadded(spare, costs))
 
-    stages = Stages({"pre_attention": table(three, 7), "post_attention": table(one, 4)})
+    # Costs of a call without padding: so high that it is never made, and a tenth above a bucket's.
+    never = dict.fromkeys(BUCKETS, math.inf)
+    dearer = {bucket: 1.1 * cost for bucket, cost in rule_of_thumb(BUCKETS).items()}
     found: dict[str, Any] = {}
     print("Python of a stage call, us (median)")
-    for rows in (1, 37, 64, 130):
-        padded = stages.bucket(rows)
-        x = torch.zeros(padded, width)[:rows]  # as the stage before leaves it
-        attn, positions = torch.zeros(padded, width)[:rows], torch.zeros(rows, dtype=torch.int64)
-        found[str(rows)] = {
-            "pre_attention": _median_us(partial(stages.pre_attention, 0, x, positions)),
-            "post_attention": _median_us(partial(stages.post_attention, 0, attn, x)),
-        }
-        shown = "  ".join(f"{stage} {us:.1f}" for stage, us in found[str(rows)].items())
-        print(f"  {rows:4} rows, {padded:4} computed: {shown}")
+    for name, costs in (("compiled buckets alone", never), ("beside any row count", dearer)):
+        stages = Stages(
+            {
+                "pre_attention": table(three, 7, costs),
+                "post_attention": table(one, 4, costs),
+            }
+        )
+        for rows in counts:
+            pieces = [size for size, _, _ in stages.tables()["post_attention"].pieces(rows)]
+            padded = stages.bucket(rows)
+            x = torch.zeros(padded, width)[:rows]  # as the stage before leaves it
+            attn = torch.zeros(padded, width)[:rows]
+            positions = torch.zeros(rows, dtype=torch.int64)
+            times = {
+                "pre_attention": _median_us(partial(stages.pre_attention, 0, x, positions)),
+                "post_attention": _median_us(partial(stages.post_attention, 0, attn, x)),
+            }
+            found[f"{rows}, {name}"] = times
+            shown = "  ".join(f"{stage} {us:.1f}" for stage, us in times.items())
+            print(f"  {rows:4} rows, {name}, {padded:4} computed in {len(pieces)}: {shown}")
     return found
 
 
@@ -169,10 +189,11 @@ def _median_us(call: Callable[[], object], repeats: int = 30, calls: int = 200) 
 
 
 def stages(options: argparse.Namespace) -> dict[str, Any]:
-    """The tuner's times of each candidate, and the whole layers eager and as chosen."""
+    """The tuner's times of each candidate, what was chosen, and what that leaves of overhead."""
+    buckets = stage_buckets(MAX_TOKENS, MAX_ROWS, options.cores)
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.cache_dir or Path(scratch)
-        found = _child(options, folder)
+        found = result_of(launch(options, folder, buckets))
     print("tuner's times, us a call; chosen in brackets")
     for key, times in found["times"].items():
         best = found["chosen"][key]
@@ -181,87 +202,10 @@ def stages(options: argparse.Namespace) -> dict[str, Any]:
             for name, s in times.items()
         )
         print(f"  {key:24} {shown}")
+    found["slower_than_eager"] = [
+        key for key, times in found["times"].items() if times[found["chosen"][key]] > times["eager"]
+    ]
+    print("padding and dispatch, share of a call's time without either, mean over all row counts:")
+    for stage, share in found["overheads"].items():
+        print(f"  {stage:20} {share:.1%}")
     return found
-
-
-# ---- start
-
-
-def start(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of the compile part of a start with no graphs, and with all of them."""
-    with tempfile.TemporaryDirectory() as scratch:
-        cold = _child(options, Path(scratch))
-        warm = [_child(options, Path(scratch)) for _ in range(3)]
-    found = {
-        "cold_s": cold["seconds"],
-        "cold_cpu_s": cold["cpu_seconds"],
-        "warm_s": statistics.median(run["seconds"] for run in warm),
-        "warm_cpu_s": statistics.median(run["cpu_seconds"] for run in warm),
-        "warm_compiles": max(run["compiles"] for run in warm),
-    }
-    print("compile part of a start: " + "  ".join(f"{k} {v:.1f}" for k, v in found.items()))
-    return found
-
-
-def _child(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One start in a process of its own, as a worker of one core does it."""
-    order = {
-        "model": options.model,
-        "dtype": options.dtype,
-        "threads": options.threads,
-        "folder": str(folder),
-        "candidates": options.candidates.split(","),
-    }
-    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    command = [sys.executable, "-c", "from dualpace.graphs.bench import child; child()"]
-    run = subprocess.run(
-        command, input=json.dumps(order), env=environment, stdout=subprocess.PIPE, text=True
-    )
-    run.check_returncode()
-    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return result
-
-
-def child() -> None:
-    """Builds all stages of a model and says how long it took."""
-    import torch
-
-    from dualpace.graphs.buckets import stage_buckets
-    from dualpace.graphs.cache import GraphCache
-    from dualpace.graphs.compiles import num_compiles
-    from dualpace.graphs.load import load_weights
-    from dualpace.graphs.source import resolve_source
-    from dualpace.graphs.weights import DTYPES
-
-    order = json.loads(sys.stdin.read())
-    torch.set_num_threads(order["threads"])
-    source = resolve_source(order["model"])
-    weights = load_weights(source, DTYPES[order["dtype"]])
-    started, cpu = time.monotonic(), _cpu_seconds()
-    cache = GraphCache()
-    found = cache.build(
-        source.spec,
-        weights,
-        backend=order["candidates"],
-        buckets=stage_buckets(MAX_TOKENS, MAX_ROWS, 2),
-        max_context=min(source.spec.max_context, MAX_TOKENS),
-        cache_dir=order["folder"],
-    )
-    result = {
-        "seconds": round(time.monotonic() - started, 2),
-        "cpu_seconds": round(_cpu_seconds() - cpu, 2),
-        "compiles": num_compiles(),
-        "times": {f"{stage} {bucket}": t for (stage, bucket), t in cache.times.items()},
-        "chosen": {
-            f"{stage} {bucket}": name
-            for stage, table in found.tables().items()
-            for bucket, name in table.names().items()
-        },
-    }
-    print(json.dumps(result))
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of the compilers that it has waited for."""
-    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(part.ru_utime + part.ru_stime for part in parts)

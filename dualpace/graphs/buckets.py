@@ -13,6 +13,8 @@ FEW = (1, 4, 16, 64, 256, 512)  # compiling costs more than some padding where c
 FEW_CORES = 4
 # What a call costs beside its rows, in rows: reading the weights, and starting.
 CALL_ROWS = 16
+# What each piece of a batch costs beside its kernels: cutting, calling, joining.
+PIECE_S = 15e-6
 
 
 def default_buckets(largest: int, num_cores: int) -> tuple[int, ...]:
@@ -61,7 +63,7 @@ def covers(
     is no bucket is run by it. Its cost between two buckets is interpolated.
     """
     largest = max(costs)
-    whole = _interpolated(unpadded, largest) if unpadded else []
+    whole = interpolated(unpadded, largest) if unpadded else []
     best = [0.0]
     chosen: list[tuple[int, ...]] = [()]
     for rows in range(1, largest + 1):
@@ -74,7 +76,7 @@ def covers(
     return [tuple(sorted(cover, reverse=True)) for cover in chosen]
 
 
-def _interpolated(costs: Mapping[int, float], largest: int) -> list[float]:
+def interpolated(costs: Mapping[int, float], largest: int) -> list[float]:
     """The cost of each row count, none to `largest`."""
     sizes = sorted(costs)
     found = []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualpace.graphs.backends import Backend, Stage, backend_of
 from dualpace.graphs.background import Background
-from dualpace.graphs.buckets import rule_of_thumb, stage_buckets
+from dualpace.graphs.buckets import PIECE_S, rule_of_thumb, stage_buckets
 from dualpace.graphs.builder import Builders, Report, best_count, build_all, num_steps
 from dualpace.graphs.collective import Alone, Collective
 from dualpace.graphs.executor import Stages
@@ -39,8 +39,6 @@ from dualpace.graphs.weights import Weights
 
 ANY_ROWS = 0  # the bucket of an executable that takes any row count
 _LARGEST = 512  # rows, where nobody says more
-# What each piece of a batch costs beside its kernels: cutting, calling, joining.
-_PIECE_S = 15e-6
 # What a start that waits for no compiler begins with, by the layout of weights it leaves.
 _UNCOMPILED = {"tiles": "amx", "onednn": "packed", "plain": "eager"}
 
@@ -183,7 +181,7 @@ class _Loader:
         timed = {size: t for size, t in times.items() if t is not None}
         if timed:
             chosen = choose(timed, lambda name: self.backends[name].form)
-            costs = {size: timed[size][name] + _PIECE_S for size, name in chosen.items()}
+            costs = {size: timed[size][name] + PIECE_S for size, name in chosen.items()}
         else:
             chosen = dict.fromkeys(sizes, self._job.candidates[0])
             costs = rule_of_thumb(sizes)
@@ -203,7 +201,7 @@ class _Loader:
             return None
         name = min(names, key=lambda n: sum(t[n] / min(t.values()) for t in times.values()))
         entry = self._entry(self.backends[name], stage, ANY_ROWS, None)
-        return Unpadded(entry, {size: t[name] + _PIECE_S for size, t in times.items()})
+        return Unpadded(entry, {size: t[name] + PIECE_S for size, t in times.items()})
 
     def _entry(self, backend: Backend, stage: str, bucket: int, store: GraphStore | None) -> Entry:
         packer = self._packers.setdefault(backend.form, Packer(backend))

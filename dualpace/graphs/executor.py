@@ -120,11 +120,12 @@ def _run_piece(piece: Piece, layer: int, rows: Sequence[Tensor]) -> Any:
 def _pad(rows: Tensor, bucket: int) -> Tensor:
     """`rows` and others up to `bucket`, whose results nobody looks at.
 
-    Activations are often cut from a padded tensor, whose other rows are then still behind them.
+    Activations, [T, W], are often cut from a padded tensor, whose other rows are then still behind
+    them.
     """
     if rows.is_floating_point():
         try:
-            return rows.as_strided((bucket, *rows.shape[1:]), rows.stride())
+            return rows.as_strided((bucket, rows.shape[1]), rows.stride())
         except RuntimeError:
             pass  # nothing is behind them
     padded = rows.new_zeros(bucket, *rows.shape[1:])
@@ -134,8 +135,8 @@ def _pad(rows: Tensor, bucket: int) -> Tensor:
 
 def _cut(out: Any, count: int) -> Any:
     if isinstance(out, tuple):
-        return tuple([o.narrow(0, 0, count) for o in out])
-    return out.narrow(0, 0, count)
+        return tuple([o[:count] for o in out])
+    return out[:count]
 
 
 def _join(outs: list[Any]) -> Any:
