@@ -100,7 +100,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             bytes_per_block=spec.kv_bytes_per_block(ITEMSIZE[dtype]),
             output_estimate=config.kv.output_estimate,
         ),
-        assist=_assist(config.assist, cpu_rows),
+        assist=_assist(config.assist, cpu_rows, config.gpu.tp),
         policy=_policy(config.policy),
         server=_server(config.server if isinstance(config, ServeConfig) else ServerConfig(), cores),
         runtime=_runtime(config.runtime, cores),
@@ -277,11 +277,15 @@ def _all_reduce(wanted: str) -> str:
     return "shared_memory" if wanted == "auto" else wanted
 
 
-def _assist(config: AssistConfig, largest_batch: int) -> AssistPlan:
+def _assist(config: AssistConfig, largest_batch: int, gpu_ranks: int) -> AssistPlan:
+    """Several ranks serve at boundaries: sums over ranks on two streams at once could wait for each
+    other.
+    """
     p, f = config.post_attention_limit, config.post_layer_limit
     if p is None or f is None:  # Full-CPU for every batch that can be formed
         p, f = largest_batch + 1, largest_batch
-    return AssistPlan(post_attention_limit=p, post_layer_limit=f, mode=config.mode)
+    mode = config.mode if gpu_ranks == 1 else "boundary"
+    return AssistPlan(post_attention_limit=p, post_layer_limit=f, mode=mode)
 
 
 def _policy(config: PolicyConfig) -> PolicyPlan:
@@ -315,9 +319,18 @@ def _folder(key: str, name: str | None) -> str | None:
         return None
     path = Path(name).expanduser().absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    if not _is_writable(existing):
         raise ConfigError(f"{key}={name} cannot be written: name a folder of your own.")
     return str(path)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Tried, not asked: permissions say nothing of file systems that take no files."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _default_cache() -> str:
@@ -335,6 +348,6 @@ def _log_file(key: str, name: str | None) -> str | None:
     if name is None:
         return None
     path = Path(name).expanduser().absolute()
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+    if path.is_dir() or not _is_writable(path.parent):
         raise ConfigError(f"{key}={name} cannot be written: name a file in a writable folder.")
     return str(path)

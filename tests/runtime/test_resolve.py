@@ -100,6 +100,7 @@ def test_without_thresholds_every_cpu_batch_runs_full_cpu() -> None:
     assert made == AssistPlan(post_attention_limit=33, post_layer_limit=32, mode="stream")
     told = plan("assist.post_attention_limit=0", "assist.post_layer_limit=0").assist
     assert told == AssistPlan(post_attention_limit=0, post_layer_limit=0, mode="stream")
+    assert plan("gpu.tp=2").assist.mode == "boundary"
 
 
 def test_log_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +132,8 @@ def test_the_model_has_the_name_of_its_source_unless_told() -> None:
         ("model.source=random:llama-3.1-8b", "needs 29.9 GiB a worker in float32 and 16.0 GiB"),
         ("runtime.round_log=/nowhere/log", "runtime.round_log=/nowhere/log cannot be written"),
         ("compile.cache_dir=/dev/null/x", "compile.cache_dir=/dev/null/x cannot be written"),
+        ("compile.cache_dir=/proc/x", "compile.cache_dir=/proc/x cannot be written"),
+        ("model.source=org/name", "nothing is downloaded: fetch the model first"),
     ],
 )
 def test_what_this_machine_cannot_do_gets_one_sentence(overrides: str, sentence: str) -> None:

@@ -110,11 +110,12 @@ def write_out(
     """One layer's k and v of one whole prompt straight into its host blocks.
 
     host_pool: [blocks, L, 2, K, 16, D], registered (host_memory.py); blocks int32, on the device of
-    k. Runs on the current stream with few programs, so that it can go beside a main batch. What
-    follows the prompt's end in its last block is left alone.
+    k. Both may be some heads of larger tensors. Runs on the current stream with few programs, so
+    that it can go beside a main batch. What follows the prompt's end in its last block is left
+    alone.
     """
-    T, K, _ = k_TKD.shape
-    assert k_TKD.is_contiguous() and v_TKD.is_contiguous()
+    T, K, D = k_TKD.shape
+    assert k_TKD.stride() == v_TKD.stride() and k_TKD.stride()[1:] == (D, 1)
     k, v, host = as_words(k_TKD), as_words(v_TKD), as_words(host_pool)
     width = k.shape[-1]
     pieces = blocks_n.shape[0] * 2 * K
@@ -125,8 +126,10 @@ def write_out(
         blocks_n,
         T,
         pieces,
+        k.stride(0),
         host.stride(0),
         layer * host.stride(1),
+        host.stride(2),
         K=K,
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
@@ -270,8 +273,10 @@ def _write_out(
     blocks,
     T,
     pieces,
+    row_stride,
     block_stride,
     layer_offset,
+    value_stride,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
@@ -286,8 +291,9 @@ def _write_out(
         source = k
         if head >= K:
             source = v
-        place = source + (token.to(tl.int64)[:, None] * K + head % K) * WIDTH + c[None, :]
+        place = source + token.to(tl.int64)[:, None] * row_stride + head % K * WIDTH + c[None, :]
         words = tl.load(place, mask=mask)
         block = tl.load(blocks + i).to(tl.int64)
-        target = host + block * block_stride + layer_offset + head * 16 * WIDTH
+        target = host + block * block_stride + layer_offset
+        target += head // K * value_stride + head % K * 16 * WIDTH
         tl.store(target + t[:, None] * WIDTH + c[None, :], words, mask=mask)

@@ -16,6 +16,9 @@ class Overlap:
     theirs: slice
 
 
+ALL = Overlap(0, slice(None), slice(None))  # between two that are not divided
+
+
 def overlaps(count: int, rank: int, size: int, other_size: int) -> tuple[Overlap, ...]:
     """`count` heads (or columns) are divided evenly among `size` ranks here and among `other_size`
     there: where each of `rank`'s lies there, in order. Both sizes divide `count`.

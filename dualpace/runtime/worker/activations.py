@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.runtime.assist import AssistBuffer
+from dualpace.runtime.order import Decision
 from dualpace.runtime.worker.rows import SamplingArrays
 
 
@@ -54,3 +56,13 @@ def sampling_rows(arrays: SamplingArrays, device: torch.device | None = None) ->
         top_p=rows.top_p.to(device),
         u=rows.u.to(device),
     )
+
+
+def sampling_like(decision: Decision) -> SamplingArrays:
+    """For a rank that follows: what takes the same way through the stages as the first rank's
+    sampling does, which it alone reads. Whatever tokens come out of it are not used.
+    """
+    rows = decision.rows
+    temperature = np.full(rows, 0.0 if decision.all_greedy else 1.0, np.float32)
+    top_p, uniform = np.ones(rows, np.float32), np.zeros(rows, np.float32)
+    return SamplingArrays(temperature, np.zeros(rows, np.int32), top_p, uniform)

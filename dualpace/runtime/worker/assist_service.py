@@ -7,19 +7,16 @@ It takes no KV, no queue and no ownership: tensors in, tensors or tokens out.
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dualpace.graphs.executor import Stages
-from dualpace.graphs.sampling import SamplingRows
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.kv.overlaps import Overlap
+from dualpace.runtime.kv.overlaps import ALL, Overlap
 from dualpace.runtime.messages import AssistDone
 from dualpace.runtime.order import Decision, OrderLeader
-from dualpace.runtime.worker.activations import Activations, sampling_rows
+from dualpace.runtime.worker.activations import Activations, sampling_like, sampling_rows
 from dualpace.runtime.worker.link import Link
-from dualpace.runtime.worker.rows import SamplingArrays
 
 
 class AssistService:
@@ -31,7 +28,7 @@ class AssistService:
         stages: Stages,
         dtype: torch.dtype,
         device: torch.device,
-        columns: Sequence[Overlap] = (Overlap(0, slice(None), slice(None)),),
+        columns: Sequence[Overlap] = (ALL,),
         order: OrderLeader | None = None,
     ) -> None:
         """`columns`: where this rank's attention lies among what CPU ranks write. `order`: of the
@@ -96,7 +93,7 @@ class AssistService:
         if kind != AssistKind.POST_LAYER:
             x = self._stages.post_attention(decision.layer, self._attention(rows), x)
         if kind != AssistKind.POST_ATTENTION:
-            self._stages.post_layer(x, _like_sampling(decision, self._device))
+            self._stages.post_layer(x, sampling_rows(sampling_like(decision), self._device))
 
     def _attention(self, rows: int) -> Tensor:
         """[rows, columns of this rank's heads]."""
@@ -105,10 +102,3 @@ class AssistService:
             for part in self._columns
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _like_sampling(decision: Decision, device: torch.device) -> SamplingRows:
-    """Rows that take the same way through the stages; which tokens come out does not matter."""
-    temperature = np.full(decision.rows, 0.0 if decision.all_greedy else 1.0, np.float32)
-    ones, zeros = np.ones_like(temperature), np.zeros_like(temperature)
-    return sampling_rows(SamplingArrays(temperature, zeros.astype(np.int32), ones, zeros), device)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dualpace.runtime.kv.layout import KvLayout
+from dualpace.runtime.kv.overlaps import Overlap
 
 Words = npt.NDArray[Any]  # KV elements as integers of their size: copies move bits
 
@@ -34,17 +35,14 @@ class HostPool:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """Heads that an accelerator rank has in common with a CPU rank: `own` of the one's, `theirs` of
-    the other's, whose pool it is.
-    """
+    """Heads that an accelerator rank has in common with a CPU rank, whose pool it is."""
 
     pool: HostPool
-    own: slice
-    theirs: slice
+    common: Overlap
 
     def words(self) -> Words:
         """[B, L, 2, common heads, 16, D]."""
-        return self.pool.words()[:, :, :, self.theirs]
+        return self.pool.words()[:, :, :, self.common.theirs]
 
 
 class AcceleratorPool:

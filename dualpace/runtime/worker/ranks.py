@@ -105,6 +105,6 @@ def host_shard(plan: Plan, link: Link, rank: int) -> HostPool:
 def host_parts(plan: Plan, link: Link, shard: Shard) -> list[HostPart]:
     """Where in the host pool the heads of this accelerator rank lie."""
     return [
-        HostPart(host_shard(plan, link, part.other), part.own, part.theirs)
+        HostPart(host_shard(plan, link, part.other), part)
         for part in overlaps(plan.model.num_kv_heads, shard.rank, shard.size, plan.cpu.tp)
     ]

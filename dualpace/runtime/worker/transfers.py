@@ -26,7 +26,7 @@ class Transfers:
 
     def __init__(self, hbm: AcceleratorPool, hosts: Sequence[HostPart], copies: CopyEngine) -> None:
         words = hbm.words()
-        self._pools = [(words[:, :, :, host.own], host.words()) for host in hosts]
+        self._pools = [(words[:, :, :, host.common.own], host.words()) for host in hosts]
         self._copies = copies
         self._events: dict[int, list[CopyEvent]] = {}  # by transfer
         self._migrations: list[CopyEvent] = []
@@ -90,7 +90,7 @@ class Staging:
         size = (_STAGING_BUFFERS, 2, max_tokens, kv_heads, head_dim)
         self._buffers = hbm.blocks.new_empty(size)
         self._words = as_words(self._buffers)
-        self._hosts = [(host.own, host.words()) for host in hosts]
+        self._hosts = [(host.common.own, host.words()) for host in hosts]
         self._copies = copies
         self._readers: list[list[CopyEvent]] = [[] for _ in range(_STAGING_BUFFERS)]
 

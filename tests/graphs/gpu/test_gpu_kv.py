@@ -5,6 +5,7 @@ import torch
 
 from dualpace.graphs.gpu import kv
 from dualpace.graphs.gpu.host_memory import chunks_of
+from dualpace.graphs.gpu.kv_heads import HeadMover
 
 LAYERS, BLOCKS, HEADS, DIM = 3, 7, 2, 8
 
@@ -67,6 +68,28 @@ def test_write_out_fills_the_prompts_blocks(
     if pool.is_cuda:
         torch.cuda.synchronize()
     assert torch.equal(host, expected)
+
+
+def test_some_heads_move_alone(pools: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """As between ranks of differently divided pools: the last head here is the first there."""
+    pool, host = pools
+    before, there = pool.clone(), host.clone()
+    mover = HeadMover(pool[:, :, :, HEADS - 1 :], host[:, :, :, :1])
+    mover.swap_out([1, 5], [7, 3])
+    mover.swap_in([8], [2])
+    k, v = (torch.randn(20, HEADS, DIM).to(pool.device, pool.dtype) for _ in range(2))
+    ids = torch.tensor([5, 6], dtype=torch.int32, device=pool.device)
+    kv.write_out(k[:, HEADS - 1 :], v[:, HEADS - 1 :], host[:, :, :, :1], 1, ids)
+    if pool.is_cuda:
+        torch.cuda.synchronize()
+    expected = there.clone()
+    expected[[7, 3], :, :, 0] = before[:, [1, 5], :, HEADS - 1].transpose(0, 1).cpu()
+    for which, rows in enumerate((k, v)):
+        expected[5, 1, which, 0] = rows[:16, HEADS - 1].cpu()
+        expected[6, 1, which, 0, :4] = rows[16:, HEADS - 1].cpu()
+    assert torch.equal(host, expected)
+    before[:, 2, :, HEADS - 1] = there[8, :, :, 0].to(pool.device)
+    assert torch.equal(pool, before)
 
 
 def test_append_reads_strided_rows(pools: tuple[torch.Tensor, torch.Tensor]) -> None:

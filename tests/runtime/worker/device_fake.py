@@ -203,9 +203,9 @@ def _build(plan: Plan, link: Link, progress: build.Progress, _: object) -> Accel
     made = model.make_model(
         forward, pool, limit, (4, 8), choice, False, lambda done, total: None, max_sampled=32
     )
-    moves = transfers.DeviceTransfers(pool, registered)
+    moves = transfers.DeviceTransfers(pool, [registered])
     compiles: Any = SimpleNamespace(ready=lambda: None, after_ready=0)
-    main = rounds.DeviceRounds(made, moves, transfers.WriteOut(registered), compiles, False)
+    main = rounds.DeviceRounds(made, moves, transfers.WriteOut([registered]), compiles, False)
     assert link.lockstep is not None
     exchange = Exchange(link.lockstep, plan.model.head_dim, torch.float32)
     paired = device_build._paired(plan, exchange, main, progress)

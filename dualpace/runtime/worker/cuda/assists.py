@@ -22,8 +22,10 @@ from dualpace.graphs.gpu.host_memory import HostMemory
 from dualpace.graphs.gpu.planned import PackedInputs
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.runtime.assist import AssistKind
+from dualpace.runtime.kv.overlaps import ALL, Overlap
 from dualpace.runtime.messages import AssistDone
-from dualpace.runtime.worker.activations import Activations
+from dualpace.runtime.order import Decision, OrderLeader
+from dualpace.runtime.worker.activations import Activations, sampling_like
 from dualpace.runtime.worker.cuda.events import DeviceEvent
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.rows import SamplingArrays
@@ -124,10 +126,21 @@ class DeviceAssists:
     """Takes what the CPU worker publishes, queues it, and answers when the device is through."""
 
     def __init__(
-        self, link: Link, graphs: AssistGraphs, dtype: torch.dtype, own_stream: bool
+        self,
+        link: Link,
+        graphs: AssistGraphs,
+        dtype: torch.dtype,
+        own_stream: bool,
+        columns: Sequence[Overlap] = (ALL,),
+        order: OrderLeader | None = None,
     ) -> None:
+        """`columns`: where this rank's attention lies among what CPU ranks write. `order`: of the
+        other ranks, which have to serve the same assist; then there is no stream of its own."""
+        assert not (own_stream and order)
         self._link, self._graphs, self._buffer = link, graphs, link.assist
         self._shared = Activations(link.assist, dtype)
+        self._columns = _Columns(self._shared, columns, graphs.rows.attn)
+        self._order = order
         memory = torch.frombuffer(link.assist.memory, dtype=torch.uint8)
         self._memory = HostMemory(memory, _PAGE)
         self._tokens: Tensor = torch.from_numpy(link.assist.tokens)
@@ -150,36 +163,57 @@ class DeviceAssists:
         if taken is None:
             return False
         taken_s = time.monotonic()
+        kind, layer, rows, _ = taken
+        sampling = None if kind == AssistKind.POST_ATTENTION else self._shared.sampling(rows)
+        if self._order is not None:
+            greedy = sampling is None or not sampling.temperature.any()
+            self._order.say(Decision(kind, layer, rows, greedy))
         if self._stream is None:
-            marks = self._queue(*taken[:3])
+            marks = self._queue(kind, layer, rows, sampling)
         else:
             with torch.cuda.stream(self._stream):
-                marks = self._queue(*taken[:3])
+                marks = self._queue(kind, layer, rows, sampling)
         self._running = _Running(*taken, float(self._buffer.times[0]), taken_s, marks)
         return True
 
-    def _queue(self, kind: AssistKind, layer: int, rows: int) -> list[DeviceEvent]:
-        graphs, shared, mine = self._graphs, self._shared, self._graphs.rows
-        bucket = graphs.bucket(rows)
-        marks = [DeviceEvent(timed=True)]
-        mine.x[:rows].copy_(shared.residual[:rows], non_blocking=True)
-        if kind != AssistKind.POST_LAYER:
-            mine.attn[:rows].copy_(shared.attention[:rows], non_blocking=True)
-        marks.append(DeviceEvent(timed=True))
-        if kind == AssistKind.POST_LAYER:
-            graphs.norm(bucket)
-        else:
-            graphs.post_attention(layer, bucket)
-        marks.append(DeviceEvent(timed=True))
+    def follow(self, decision: Decision) -> None:
+        """Queues this rank's part of what the first one serves, which answers."""
+        kind, rows = AssistKind(decision.kind), decision.rows
+        self._move_in(kind, rows)
+        self._compute(kind, decision.layer, rows)
         if kind != AssistKind.POST_ATTENTION:
-            graphs.sample(bucket, shared.sampling(rows))
+            self._graphs.sample(self._graphs.bucket(rows), sampling_like(decision))
+
+    def _queue(
+        self, kind: AssistKind, layer: int, rows: int, sampling: SamplingArrays | None
+    ) -> list[DeviceEvent]:
+        graphs, shared, mine = self._graphs, self._shared, self._graphs.rows
+        marks = [DeviceEvent(timed=True)]
+        self._move_in(kind, rows)
         marks.append(DeviceEvent(timed=True))
-        if kind == AssistKind.POST_ATTENTION:
+        self._compute(kind, layer, rows)
+        marks.append(DeviceEvent(timed=True))
+        if sampling is not None:
+            graphs.sample(graphs.bucket(rows), sampling)
+        marks.append(DeviceEvent(timed=True))
+        if sampling is None:
             shared.result[:rows].copy_(mine.x[:rows], non_blocking=True)
         else:
             self._tokens[:rows].copy_(mine.tokens[:rows], non_blocking=True)
         marks.append(DeviceEvent(timed=True))
         return marks
+
+    def _move_in(self, kind: AssistKind, rows: int) -> None:
+        self._graphs.rows.x[:rows].copy_(self._shared.residual[:rows], non_blocking=True)
+        if kind != AssistKind.POST_LAYER:
+            self._columns.move_in(rows)
+
+    def _compute(self, kind: AssistKind, layer: int, rows: int) -> None:
+        bucket = self._graphs.bucket(rows)
+        if kind == AssistKind.POST_LAYER:
+            self._graphs.norm(bucket)
+        else:
+            self._graphs.post_attention(layer, bucket)
 
     def _finish(self, assist: _Running) -> None:
         """Launch is everything between taking the assist and its end that is not on the device."""
@@ -201,3 +235,31 @@ class DeviceAssists:
                 finalize_s=time.monotonic() - seen_s,
             )
         )
+
+
+class _Columns:
+    """This rank's columns of the attention that CPU ranks wrote, on their way to the device.
+
+    What a CPU rank wrote is copied whole, even where only some of it is wanted: a strided copy
+    would be gathered by this thread first.
+    """
+
+    def __init__(self, shared: Activations, columns: Sequence[Overlap], attn: Tensor) -> None:
+        self._attn = attn
+        self._parts = [
+            (part.own, part.theirs, shared.attention_parts[part.other]) for part in columns
+        ]
+        (_, _, first), *others = self._parts
+        self._is_one = not others and first.shape[1] == attn.shape[1]
+        landing = [] if self._is_one else [part for _, _, part in self._parts]
+        self._landing = [torch.empty_like(part, device=attn.device) for part in landing]
+
+    def move_in(self, rows: int) -> None:
+        """To the first `rows` of attn, on the current stream."""
+        attn = self._attn[:rows]
+        if self._is_one:
+            attn.copy_(self._parts[0][2][:rows], non_blocking=True)
+            return
+        for (own, theirs, part), landing in zip(self._parts, self._landing, strict=True):
+            landing[:rows].copy_(part[:rows], non_blocking=True)
+            attn[:, own] = landing[:rows, theirs]

@@ -25,6 +25,7 @@ from dualpace.runtime.messages import (
     SWAP_OUT,
     GpuBatch,
 )
+from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.wiring import kv_layout
 from dualpace.runtime.worker.accelerator import AcceleratorWorker, Rounds
@@ -36,9 +37,17 @@ from dualpace.runtime.worker.cuda.layer_times import device_times
 from dualpace.runtime.worker.cuda.lockstep import HostLink, PairedRounds
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, RegisteredPool, WriteOut
-from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
+from dualpace.runtime.worker.kv_pools import AcceleratorPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import Exchange
+from dualpace.runtime.worker.ranks import (
+    Ranks,
+    attention_columns,
+    host_parts,
+    join,
+    make_worker,
+    order_of,
+)
 
 if TYPE_CHECKING:
     from dualpace.runtime.worker.build import Progress
@@ -49,12 +58,16 @@ GIB = 1 << 30
 def build_device(
     plan: Plan, link: Link, progress: "Progress", assists_reachable: bool
 ) -> AcceleratorWorker:
-    """The worker of `--role gpu` on the first device. ConfigError for what the driver refuses."""
-    device = torch.device("cuda", 0)
+    """The worker of `--role gpu` on the device of its rank. ConfigError for what the driver
+    refuses.
+    """
+    device = torch.device("cuda", link.rank)
     torch.cuda.set_device(device)
+    with progress.phase("ranks", "meeting the other ranks"):
+        ranks = join(plan, "gpu", link)
     compiles = Compiles()
     dtype = DTYPES[plan.model.dtype]
-    weights = _weights(plan, device, progress)
+    weights = _weights(plan, ranks, device, progress)
     choice = attention.choose(dtype)
     buckets = device_model.buckets_up_to(plan.gpu.max_batch_size)
     boundaries = assists_reachable and plan.assist.mode == "boundary"
@@ -62,14 +75,15 @@ def build_device(
     beside = plan.cpu.max_batch_size if link.lockstep is not None else 0  # host rows of a round
     context, limit = plan.model.max_context, plan.gpu.max_batched_tokens + beside
     with progress.phase("products", "choosing products"):
-        forward = device_model.make_forward(spec, weights, context, limit, None)
+        forward = device_model.make_forward(spec, weights, context, limit, None, ranks)
         device_model.choose_products(
             forward, buckets, _folder(plan), (*plan.gpu.cores, *plan.cpu.cores), progress.say
         )
     with progress.phase("pools", "making the GPU's KV pool"):
-        pool = AcceleratorPool(kv_layout(plan), plan.kv.gpu_blocks, dtype, device).blocks
+        layout = kv_layout(plan, plan.gpu.tp)
+        pool = AcceleratorPool(layout, plan.kv.gpu_blocks, dtype, device).blocks
         progress.bytes["gpu_kv"] = pool.nbytes
-    host = _host_pool(plan, link, progress)
+    hosts = _host_pools(plan, link, ranks, progress)
     with progress.phase("graphs", f"capturing decode steps; attention: {choice.reason}"):
         model = device_model.make_model(
             forward,
@@ -81,8 +95,8 @@ def build_device(
             progress.steps("capturing decode steps"),
             max_sampled=buckets[-1] + beside,
         )
-    write_out = WriteOut(host) if plan.kv.host_blocks > 1 else None
-    transfers = DeviceTransfers(pool, host)
+    write_out = WriteOut(hosts) if plan.kv.host_blocks > 1 else None
+    transfers = DeviceTransfers(pool, hosts)
     rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries)
     with progress.phase("warm_up", "warming up"):
         _warm_up(rounds, transfers, buckets, write_out is not None)
@@ -90,15 +104,23 @@ def build_device(
     if assists_reachable:
         with progress.phase("assists", "capturing assists"):
             largest = plan.cpu.max_batch_size
-            own = device_model.make_forward(spec, weights, 1, largest, forward.choices)
+            own = device_model.make_forward(spec, weights, 1, largest, forward.choices, ranks)
             graphs = AssistGraphs(own, largest, progress.steps("capturing assists"))
-            assists = DeviceAssists(link, graphs, dtype, plan.assist.mode == "stream")
+            order = order_of(link)
+            assists = DeviceAssists(
+                link,
+                graphs,
+                dtype,
+                plan.assist.mode == "stream",
+                attention_columns(plan, ranks.shard),
+                order if isinstance(order, OrderLeader) else None,
+            )
     served: Rounds = rounds
     if link.lockstep is not None:
         served = _paired(plan, Exchange(link.lockstep, spec.head_dim, dtype), rounds, progress)
     torch.cuda.synchronize()
     progress.bytes["gpu_allocated"] = torch.cuda.memory_allocated()
-    return AcceleratorWorker(link, served, transfers, assists)
+    return make_worker(link, served, transfers, assists)
 
 
 @torch.inference_mode()
@@ -143,25 +165,31 @@ def _folder(plan: Plan) -> Path | None:
     return Path(plan.compile.cache_dir) / "gpu" if plan.compile.cache_dir else None
 
 
-def _weights(plan: Plan, device: torch.device, progress: "Progress") -> Weights:
+def _weights(plan: Plan, ranks: Ranks, device: torch.device, progress: "Progress") -> Weights:
     source = resolve_source(plan.model.source)
     with progress.phase("weights", f"loading {plan.model.name}"):
-        weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed)
+        weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed, ranks.shard)
         progress.bytes["weights"] = weights.num_bytes()
     with progress.phase("weights_to_gpu", "copying weights to the GPU"):
         return device_model.on_device(weights, device)
 
 
-def _host_pool(plan: Plan, link: Link, progress: "Progress") -> RegisteredPool:
-    pool = HostPool(link.host_pool, kv_layout(plan), plan.kv.host_blocks, DTYPES[plan.model.dtype])
+def _host_pools(plan: Plan, link: Link, ranks: Ranks, progress: "Progress") -> list[RegisteredPool]:
+    """The parts of the host pool that hold this rank's heads."""
     with progress.phase("host_memory", "registering host memory"):
         report = progress.steps("registering MiB of host memory")
-        memory = HostMemory(
-            pool.blocks,
-            pool.blocks[0].nbytes,
-            progress=lambda done, total: report(done >> 20, total >> 20),
-        )
-    return RegisteredPool(pool.blocks, memory)
+        return [
+            RegisteredPool(
+                part.pool.blocks,
+                HostMemory(
+                    part.pool.blocks,
+                    part.pool.blocks[0].nbytes,
+                    progress=lambda done, total: report(done >> 20, total >> 20),
+                ),
+                part.common,
+            )
+            for part in host_parts(plan, link, ranks.shard)
+        ]
 
 
 def _warm_up(

@@ -20,6 +20,7 @@ from dualpace.graphs.gpu.skinny import MAX_ROWS
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.weights import LayerWeights, Weights
+from dualpace.runtime.worker.ranks import ALONE, Ranks
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
 TUNED = (1, 8, 32, 64)  # rows that products are measured at; others take the next one's choice
@@ -65,10 +66,16 @@ def on_device(weights: Weights, device: torch.device) -> Weights:
 
 
 def make_forward(
-    spec: ModelSpec, weights: Weights, max_context: int, max_rows: int, choices: Choices | None
+    spec: ModelSpec,
+    weights: Weights,
+    max_context: int,
+    max_rows: int,
+    choices: Choices | None,
+    ranks: Ranks = ALONE,
 ) -> Forward:
     cos, sin = (t.to(weights.embed.device) for t in rope_table(spec, max_context))
-    return Forward(spec, weights, cos, sin, max_rows, choices)
+    shard, collective = ranks.shard, ranks.collective
+    return Forward(spec, weights, cos, sin, max_rows, choices, shard=shard, collective=collective)
 
 
 def choose_products(
@@ -84,7 +91,7 @@ def choose_products(
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {*own, *cores})  # compiling is parallel
     try:
-        tune.tune(forward, TUNED, folder, len(cores) or 1, progress)
+        tune.tune(forward.apart(), TUNED, folder, len(cores) or 1, progress)
     finally:
         os.sched_setaffinity(0, own)
     table = forward.choices.table

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from dualpace.graphs.gpu import kv
 from dualpace.graphs.gpu.host_memory import HostMemory
+from dualpace.graphs.gpu.kv_heads import HeadMover
+from dualpace.runtime.kv.overlaps import ALL, Overlap
 from dualpace.runtime.messages import SWAP_OUT, GpuBatch
 from dualpace.runtime.worker.copies import all_done
 from dualpace.runtime.worker.cuda.batches import aligned
@@ -25,10 +27,25 @@ from dualpace.runtime.worker.rows import PromptRow
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPool:
-    """The host pool, `blocks` [B, L, 2, K, 16, D], and what keeps it registered."""
+    """The host pool, `blocks` [B, L, 2, K, 16, D], and what keeps it registered. Of several ranks:
+    one CPU rank's part, which has heads in common with this rank.
+    """
 
     blocks: Tensor
     memory: HostMemory
+    common: Overlap = ALL
+
+    @property
+    def heads(self) -> Tensor:
+        """The common ones of `blocks`."""
+        return self.blocks[:, :, :, self.common.theirs]
+
+    def mover(self, pool: Tensor) -> "kv.BlockMover | HeadMover":
+        """Between it and `pool` [L, B, 2, K, 16, D] on the device."""
+        here, there = pool[:, :, :, self.common.own], self.heads
+        if here.shape == pool.shape and there.shape == self.blocks.shape:
+            return kv.BlockMover(pool, self.blocks, chunk_blocks=self.memory.chunk_pieces)
+        return HeadMover(here, there)
 
 
 class DeviceTransfers:
@@ -36,12 +53,9 @@ class DeviceTransfers:
     transfers have ended.
     """
 
-    def __init__(self, pool: Tensor, host: RegisteredPool) -> None:
-        self._registered = host  # for as long as copies may run
-        self._out, self._in = (
-            kv.BlockMover(pool, host.blocks, chunk_blocks=host.memory.chunk_pieces)
-            for _ in range(2)
-        )
+    def __init__(self, pool: Tensor, hosts: Sequence[RegisteredPool]) -> None:
+        self._registered = hosts  # for as long as copies may run
+        self._out, self._in = ([host.mover(pool) for host in hosts] for _ in range(2))
         self._out_stream, self._in_stream = (torch.cuda.Stream(pool.device) for _ in range(2))
         self._events: dict[int, list[DeviceEvent]] = {}  # by transfer
 
@@ -67,9 +81,11 @@ class DeviceTransfers:
             stream = self._out_stream if out else self._in_stream
             with torch.cuda.stream(stream):
                 if out:
-                    self._out.swap_out(source, target)
+                    for mover in self._out:
+                        mover.swap_out(source, target)
                 else:
-                    self._in.swap_in(source, target)
+                    for mover in self._in:
+                        mover.swap_in(source, target)
             event = DeviceEvent(stream)
             event.holds(main)
             self.track(transfer_id, [event])
@@ -92,8 +108,9 @@ class WriteOut:
     The rounds keep K and V in two buffers that layers take in turns, so nothing is staged twice.
     """
 
-    def __init__(self, host: RegisteredPool) -> None:
-        self._registered, self._host = host, host.blocks
+    def __init__(self, hosts: Sequence[RegisteredPool]) -> None:
+        self._registered = hosts
+        self._hosts = [(host.common.own, host.heads) for host in hosts]
         self._stream = torch.cuda.Stream(host_device())
         self._readers: list[DeviceEvent | None] = [None, None]
 
@@ -120,7 +137,8 @@ class WriteOut:
             for prompt in prompts:
                 rows = slice(prompt.first, prompt.first + prompt.num_tokens)
                 end = start + len(prompt.blocks)
-                kv.write_out(k[rows], v[rows], self._host, layer, blocks[start:end])
+                for own, host in self._hosts:
+                    kv.write_out(k[rows, own], v[rows, own], host, layer, blocks[start:end])
                 start += aligned(len(prompt.blocks))
         event = DeviceEvent(self._stream)
         self._readers[layer % 2] = event
