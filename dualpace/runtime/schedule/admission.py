@@ -49,7 +49,7 @@ class HostAdmission:
         rounds = rounds_until_free(draft.queue, short)
         if rounds is None:
             return True
-        p = self._prospect(draft, request.prefill_len, outputs - request.num_output)
+        p = self._prospect(draft, request.prefill_len, outputs - request.num_output, starts=True)
         if p.assists_s >= p.relieved_s:
             return False
         gained_s = p.behind * rounds * p.round_s + p.others * (p.relieved_s - p.assists_s)
@@ -65,7 +65,8 @@ class HostAdmission:
         again_s = self._times.prefill(request.kv_len) * p.others
         return p.slower_s + p.others * p.assists_s < again_s
 
-    def _prospect(self, draft: Draft, kv_len: int, outputs: int) -> Prospect:
+    def _prospect(self, draft: Draft, kv_len: int, outputs: int, starts: bool = False) -> Prospect:
+        """`starts`: others of those who wait would follow it to the host."""
         view, times = draft.view, self._times
         resident = max(len(draft.queue), 1)
         round_s = times.gpu_decode_s(resident, sum([r.kv_len for r in draft.queue]))
@@ -75,9 +76,13 @@ class HostAdmission:
         kv_tokens = sum([r.kv_len for r in on_host]) + sum([p.num_tokens for p in prompts])
         iteration_s = times.cpu_decode_s(min(rows + 1, most), kv_tokens + kv_len, round_s)
         behind = max(len(view.waiting) - len(prompts) - len(draft.round.prefill_gpu), 0)
-        # Assists cost the same for few rows, so a tier that is to start needs company: half of
-        # those who wait are counted on to follow.
-        sharing = min(rows + max(behind // 2, 1), most)
+        sharing = rows + 1
+        if starts:
+            # Assists cost as much for few rows, so a tier that is to start needs company: half of
+            # those who wait, and of those whose prompts can be computed while this one decodes.
+            meanwhile = outputs * iteration_s / times.prefill(kv_len)
+            sharing = max(sharing, int(min(behind, meanwhile) / 2))
+        sharing = min(sharing, most)
         return Prospect(
             round_s=round_s,
             slower_s=outputs * (iteration_s - round_s),

@@ -1,0 +1,117 @@
+"""Beyond the paper: who the host takes when times are predicted, and prompts in chunks."""
+
+import pytest
+
+from dualpace.runtime.schedule import State, make_policy
+from dualpace.runtime.schedule.admission import rounds_until_free
+from dualpace.runtime.schedule.estimate import Quantile
+from dualpace.runtime.step_times import Curve, StepTimes
+from dualpace.runtime.types import Request
+from tests.runtime.schedule.drive import add, decoding, gpu, ids, make
+from tests.runtime.schedule.predictor import flat_times
+
+# A GPU round takes 1 s, a CPU iteration 3 s, a prefill 1 s.
+
+
+def full_hbm(times: StepTimes | None, waiting: int, outputs: int = 20) -> State:
+    """One decode with 8 tokens left holds HBM; as many prompts wait as are told."""
+    state = make(gpu=4, host=400, policy=make_policy("dualpace", times=times))
+    add(state, 0, 48, 9)
+    gpu(state)
+    for request_id in range(1, waiting + 1):
+        add(state, request_id, 40, outputs)
+    return state
+
+
+def test_without_predicted_times_the_host_takes_whoever_fits() -> None:
+    assert gpu(full_hbm(None, 1)).prefill_cpu == [1]
+
+
+@pytest.mark.parametrize(("waiting", "taken"), [(1, []), (2, [1]), (12, [1])])
+def test_a_prompt_waits_for_hbm_until_its_wait_costs_those_behind_more(
+    waiting: int, taken: list[int]
+) -> None:
+    """HBM is free in 7 s; on the host 20 tokens end 40 s later, which must be won by half as much
+    again. The only decode bears whole rounds, so everybody is relieved of 20 s."""
+    state = full_hbm(flat_times(cpu=3.0), waiting)
+    assert gpu(state).prefill_cpu[:1] == taken
+
+
+def test_a_prompt_that_waits_goes_to_hbm_when_the_decode_has_ended() -> None:
+    state = full_hbm(flat_times(cpu=3.0), 1)
+    for _ in range(9):
+        step = gpu(state)
+    assert ids(state.gpu_running) == [1] and not step.prefill_cpu
+
+
+def test_assists_dearer_than_rows_keep_the_tier_off_however_many_wait() -> None:
+    assert gpu(full_hbm(flat_times(cpu=1.5, assist=50.0), 12)).prefill_cpu == []
+    assert gpu(full_hbm(flat_times(cpu=1.5, assist=0.5), 12)).prefill_cpu
+
+
+def test_what_hbm_alone_could_never_hold_goes_to_the_host_at_once() -> None:
+    state = make(gpu=4, host=400, policy=make_policy("dualpace", times=flat_times(cpu=99.0)))
+    add(state, 0, 200, 9)
+    assert gpu(state).prefill_cpu == [0]
+
+
+@pytest.mark.parametrize("prefill", [0.1, 1e6])
+def test_a_victim_is_recomputed_where_that_costs_less_than_the_host(prefill: float) -> None:
+    times = flat_times(cpu=3.0, prefill=prefill)
+    estimator = Quantile(first=1, warmup=10**9)  # admission keeps no room for growth
+    state = make(gpu=4, policy=make_policy("dualpace", times=times), estimator=estimator)
+    add(state, 0, 31, 40)
+    add(state, 1, 31, 40)
+    for _ in range(2):
+        gpu(state)
+    step = gpu(state)
+    assert decoding(step) == [0]
+    assert (step.preempted, step.swap_out) == (([], [1]) if prefill > 1 else ([1], []))
+
+
+def test_prompts_for_hbm_are_cut_at_the_soft_limit_and_host_prompts_are_not() -> None:
+    state = make(gpu=8, soft=64, policy=make_policy("dualpace", chunk_prompts=True))
+    add(state, 0, 100)
+    add(state, 1, 100)
+    first = gpu(state)
+    assert [r.num_tokens for r in first.rows] == [64] and not first.rows[0].sample
+    second = gpu(state)
+    assert [(r.request.id, r.num_tokens) for r in second.rows] == [(0, 36), (1, 100)]
+    assert second.prefill_cpu == [1]
+
+
+def test_rounds_until_blocks_are_free_count_what_the_others_grow_by() -> None:
+    queue = [
+        Request(i, 16, 99, estimated_output=left + 1, num_output=1, peak_blocks=4)
+        for i, left in enumerate((10, 20, 90))
+    ]
+    assert rounds_until_free(queue, 2) == 10, "4 blocks, less 2 requests that grow 10 tokens each"
+    assert rounds_until_free(queue, 3) == 20
+    assert rounds_until_free(queue, 12) is None
+
+
+def test_curves_are_level_before_the_first_point_and_go_on_straight() -> None:
+    curve = Curve((10.0, 20.0, 40.0), (1.0, 2.0, 6.0))
+    assert [curve(x) for x in (1, 10, 15, 40, 50)] == [1.0, 1.0, 1.5, 6.0, 8.0]
+
+
+def test_step_times_survive_a_file_and_refuse_what_is_no_curve() -> None:
+    times = flat_times()
+    assert StepTimes.from_points(times.points()) == times
+    points = times.points() | {"prefill": [[2, 1.0], [1, 1.0]]}
+    with pytest.raises(ValueError, match="prefill"):
+        StepTimes.from_points(points)
+    del points["assist"]
+    with pytest.raises(KeyError):
+        StepTimes.from_points(points)
+
+
+def test_only_rounds_that_the_other_engine_decides_by_count_as_changes() -> None:
+    state = make(gpu=16, host=16)
+    add(state, 0, 16)
+    before = state.changes
+    gpu(state)
+    assert state.changes > before, "a prompt was admitted"
+    before = state.changes
+    gpu(state)
+    assert state.changes == before, "the same decodes"
