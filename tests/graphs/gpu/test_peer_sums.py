@@ -1,10 +1,16 @@
 """A row's sum over ranks in the kernel that norms it: the maths, the order, and the flags."""
 
+import mmap
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 
+from dualpace.graphs.collective import Collective
 from dualpace.graphs.gpu.peer_sums import PeerSums
 from dualpace.graphs.stages import rms_norm
+from tests.graphs.ranks import in_processes
 
 M, H, MOST = 3, 40, 5
 
@@ -43,3 +49,35 @@ def test_rows_of_all_ranks_are_added_and_flags_pass_on(
             for other in set(range(ranks)) - {rank}:
                 raised = flags[other].nonzero().tolist()
                 assert raised == [[turn, row, rank] for row in range(M)]
+
+
+COUNTS = (3, 1, 2, 5, 5, 1, 4, 2)  # rows of one sum after another
+
+
+def sums_of_a_rank(path: Path, gloo: Collective, _: Collective) -> list[torch.Tensor]:
+    """What rank `gloo.rank` gets of sums whose rows and flags lie in a file that both map."""
+    with path.open("r+b") as file:
+        memory = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.float32)
+    rows, flags = memory[: 4 * MOST * H].view(2, 2, MOST, H), memory[4 * MOST * H :]
+    flags = flags[: 8 * MOST].view(torch.int32).view(2, 2, MOST, 2)
+    peers = PeerSums(gloo.rank, list(rows), list(flags))
+    generator = torch.Generator().manual_seed(gloo.rank)
+    found = []
+    for index, count in enumerate(COUNTS):
+        parts = torch.randn(1, count, H, generator=generator)
+        x, h = torch.ones(count, H), torch.empty(count, H)
+        peers.add_norm(parts, x, torch.ones(H), h, 1e-5, index % 2)
+        found += [x, h]
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu covers the device")
+def test_ranks_wait_for_each_others_rows(tmp_path: Path) -> None:
+    path = tmp_path / "peers"
+    path.write_bytes(bytes(4 * (4 * MOST * H + 8 * MOST)))
+    first, second = in_processes(2, partial(sums_of_a_rank, path), tmp_path)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    for index, count in enumerate(COUNTS):
+        parts = [torch.randn(count, H, generator=generator) for generator in generators]
+        assert torch.equal(first[2 * index], 1 + (parts[0] + parts[1]))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
