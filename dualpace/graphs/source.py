@@ -42,8 +42,8 @@ def resolve_source(source: str) -> Source:
     if path.is_dir():
         return Source("safetensors", path, spec_from_folder(path), path.resolve().name)
     raise ConfigError(
-        f"model.source={source} is not there; give smollm2, a Hugging Face folder, a .gguf file or "
-        "random:SHAPE"
+        f"model.source={source} is neither a folder nor a .gguf file here, and nothing is "
+        f"downloaded: fetch the model first and name its folder, or use smollm2 or random:SHAPE."
     )
 
 

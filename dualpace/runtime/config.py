@@ -63,7 +63,8 @@ class AssistConfig:
 
     post_attention_limit: int | None = None  # P: largest CPU batch with local post-attention
     post_layer_limit: int | None = None  # F: largest CPU batch with a local post-layer
-    mode: str = "stream"  # boundary: between a GPU round's stages | stream: beside the round
+    # boundary: between a GPU round's stages, always with gpu.tp > 1 | stream: beside the round
+    mode: str = "stream"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,9 +72,7 @@ class PolicyConfig:
     """Base of the policies' schemas; `name` picks the policy from the registry."""
 
     name: str = MISSING  # chosen with policy=NAME
-    has_host_tier: ClassVar[bool] = True
-    runs_cpu_engine: ClassVar[bool] = True  # host-resident requests decode at their own pace
-    lockstep: ClassVar[bool] = False  # they decode with the GPU's rounds, layer by layer
+    lockstep: ClassVar[bool] = False  # host-resident requests decode layer by layer with the GPU's
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,8 +90,6 @@ class GpuOnlyPolicyConfig(PolicyConfig):
     """Chunked prefill and recompute preemption; no host tier."""
 
     name: str = "gpu_only"
-    has_host_tier: ClassVar[bool] = False
-    runs_cpu_engine: ClassVar[bool] = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +97,6 @@ class NeoPolicyConfig(PolicyConfig):
     """GPU-gated asymmetric pipeline (paper 3.1)."""
 
     name: str = "neo"
-    runs_cpu_engine: ClassVar[bool] = False
     lockstep: ClassVar[bool] = True
     skips_longer: bool = True  # once a host row is refused, all as long are passed over
     needs_gpu_work: bool = True  # no host row runs without GPU rows

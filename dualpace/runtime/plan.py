@@ -169,12 +169,31 @@ class Plan:
         lines = []
         for group, values in asdict(self).items():
             shown = (
-                " ".join(f"{k}={v}" for k, v in values.items() if not isinstance(v, dict))
+                " ".join(f"{k}={_shown(v)}" for k, v in values.items() if not isinstance(v, dict))
                 if isinstance(values, dict)
                 else str(values)
             )
             lines.append(f"{group}: {shown}")
         return lines
+
+
+def _shown(value: Any) -> str:
+    """`a,b` for tuples, with runs of numbers as `0-7`, and `key=value` for pairs in one."""
+    if not isinstance(value, tuple):
+        return str(value)
+    parts: list[str] = []
+    last = None
+    for item in value:
+        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+            parts.append(f"{item[0]}={_shown(item[1])}")
+        elif isinstance(item, tuple):
+            parts.append(f"({_shown(item)})")
+        elif isinstance(item, int) and isinstance(last, int) and item == last + 1:
+            parts[-1] = f"{parts[-1].partition('-')[0]}-{item}"
+        else:
+            parts.append(str(item))
+        last = item
+    return ",".join(parts) or "none"
 
 
 def _together(ranks: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """Refuses settings that could never work on any machine; what depends on the machine is refused by
 `resolve`."""
 
+import re
+
 from dualpace.cpu.config import ALL_REDUCES
 from dualpace.errors import ConfigError
 from dualpace.graphs.config import BACKENDS, DTYPES, STARTS
@@ -131,6 +133,10 @@ def _check_server(server: ServerConfig) -> None:
 
 def _check_load(config: BenchConfig) -> None:
     load = config.bench
+    if load.url is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", load.url):
+        raise ConfigError(
+            f"bench.url={load.url} is no address of a server: write it as http://HOST:PORT."
+        )
     for key in ("concurrency", "timeout_s", "ramp_from"):
         value = getattr(load, key)
         if value is not None and not value > 0:

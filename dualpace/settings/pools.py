@@ -2,6 +2,7 @@
 
 from dualpace.errors import ConfigError
 from dualpace.graphs.spec import ModelSpec
+from dualpace.runtime.schedule.policies import policy_class
 from dualpace.settings.hardware import GIB, Hardware
 from dualpace.settings.schema import SystemConfig
 
@@ -44,7 +45,7 @@ def pool_blocks(
             else f"model.source={config.model.source} leaves no memory for KV on the GPU: choose a "
             f"smaller model."
         )
-    if not config.policy.has_host_tier:
+    if not policy_class(config.policy.name).uses_host:
         return gpu, 0
     if not on_gpu:
         host_memory -= gpu * block_bytes

@@ -107,16 +107,15 @@ def make_simulation(
     stack: ExitStack,
 ) -> Simulation:
     p, f = limits
-    reaches_assist = (
-        config.policy.runs_cpu_engine and (config.cpu.max_batch_size or MAX_BATCH_SIZE) > f
-    )
+    has_cpu_engine = state.policy.has_cpu_engine
+    reaches_assist = has_cpu_engine and (config.cpu.max_batch_size or MAX_BATCH_SIZE) > f
     poll_s = config.simulated.gpu.poll_us / 1e6 if reaches_assist else 0.0
     return Simulation(
         state,
         cost,
         GpuWorkModel(cost, host_kernel(config, cost), poll_s),
         requests,
-        route=(lambda rows: route(rows, p, f)) if config.policy.runs_cpu_engine else None,
+        route=(lambda rows: route(rows, p, f)) if has_cpu_engine else None,
         on_round=round_writer(config, stack),
     )
 

@@ -165,6 +165,8 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         settings("bench.rates=[1,2]", "result=x.json")
     with pytest.raises(ConfigError, match=r"bench\.concurrency=0 is not above 0"):
         settings("bench.concurrency=0")
+    with pytest.raises(ConfigError, match=r"bench\.url=host:80 is no address.*http://HOST:PORT"):
+        settings("bench.url=host:80")
 
 
 def test_a_peer_is_started_measured_and_ended(tmp_path: Path) -> None:

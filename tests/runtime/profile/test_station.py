@@ -83,6 +83,6 @@ def test_a_worker_that_ends_is_an_error_and_no_wait(plan: Plan) -> None:
 def test_what_a_user_can_fix_stays_a_sentence(plan: Plan, tmp_path: Path) -> None:
     gone = replace(plan, model=replace(plan.model, source=str(tmp_path / "no_model")))
     broken = Station(gone, temperature=0.0)
-    with pytest.raises(ConfigError, match="no_model is not there"):
+    with pytest.raises(ConfigError, match="no_model is neither a folder"):
         broken.gpu.run(broken.batches.decode(1, 16))
     broken.close()

@@ -33,10 +33,15 @@ POLICIES = {
 }
 
 
-def make_policy(name: str, **options: Any) -> Policy:
-    """The policy of that name. `neo` takes `predictor=`, an object of `policies.neo.Predictor`."""
+def policy_class(name: str) -> type[Policy]:
+    """The class of that name: what it is, before it is made."""
     if name not in POLICIES:
         raise ConfigError(f"policy={name} is unknown: use one of {', '.join(POLICIES)}")
     module, _, attribute = POLICIES[name].partition(":")
-    policy: Policy = getattr(import_module(module), attribute)(**options)
-    return policy
+    found: type[Policy] = getattr(import_module(module), attribute)
+    return found
+
+
+def make_policy(name: str, **options: Any) -> Policy:
+    """The policy of that name. `neo` takes `predictor=`, an object of `policies.neo.Predictor`."""
+    return policy_class(name)(**options)
