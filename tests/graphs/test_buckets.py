@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpace.graphs.buckets import FEW, covers, rule_of_thumb, stage_buckets
+from dualpace.graphs.buckets import FEW, covers, interpolated, rule_of_thumb, stage_buckets
 
 
 @given(st.dictionaries(st.integers(1, 60), st.floats(0.1, 100), min_size=1))
@@ -29,6 +29,20 @@ def test_a_batch_is_not_padded_to_the_next_bucket() -> None:
     assert found[65] == (64, 1)
     assert found[130] == (64, 64, 4)
     assert max(sum(cover) - rows for rows, cover in enumerate(found)) < 64
+
+
+def test_a_batch_runs_as_it_is_where_that_is_cheaper_than_padding_or_pieces() -> None:
+    costs = rule_of_thumb(FEW)
+    found = covers(costs, {bucket: 1.1 * cost for bucket, cost in costs.items()})
+    assert found[37] == (37,)  # for 58, where 64 padded take 80
+    assert found[64] == (64,)
+    assert found[130] == (130,)
+    assert found[250] == (256,)
+    assert all(len(cover) <= 2 for cover in found)
+
+
+def test_costs_between_buckets_are_interpolated() -> None:
+    assert interpolated({2: 4.0, 4: 8.0}, 4) == [4.0, 4.0, 4.0, 6.0, 8.0]
 
 
 @pytest.mark.parametrize(
