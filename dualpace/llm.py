@@ -1,6 +1,6 @@
 """The offline API: prompts in, texts out, through the same engine process that the server uses.
 
-    with LLM("smollm2", **{"kv.gpu_blocks": 64}) as llm:
+    with LLM("smollm2", kv={"gpu_blocks": 64}) as llm:
         for output in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=32)):
             print(output.text)
 
@@ -54,9 +54,10 @@ class Output:
 class LLM:
     """A model with both engines, in processes of its own. Close it, or leave it to the exit.
 
-    `overrides` are settings by their dotted names, as on the command line: `policy="gpu_only"`,
-    `**{"kv.gpu_blocks": 64}`, `**{"+hw": "rtx4090"}`. Construct it in the main thread: the engine
-    ends with the thread that started it. Raises ConfigError for what cannot be served.
+    `overrides` are settings as on the command line, with dotted names or a dict for a group:
+    `policy="gpu_only"`, `kv={"gpu_blocks": 64}`, `**{"+hw": "rtx4090"}`. Construct it in the main
+    thread: the engine ends with the thread that started it. Raises ConfigError for what cannot be
+    served.
     """
 
     def __init__(self, model: str | None = None, **overrides: Any) -> None:
@@ -65,7 +66,7 @@ class LLM:
 
         if model is not None:
             overrides = {"model.source": model, **overrides}
-        plan = resolve(load_config(*(override(key, value) for key, value in overrides.items())))
+        plan = resolve(load_config(*as_overrides(overrides)))
         self._start(plan, ENGINE_MODULE, load_tokenizer)
 
     @classmethod
@@ -259,6 +260,17 @@ class _Bar:
 
     def prompt_done(self) -> None:
         self._progress.advance(self._task)
+
+
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """`settings` in Hydra's grammar; a dict stands for the settings of a group."""
+    found = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found += as_overrides({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            found.append(override(key, value))
+    return found
 
 
 def override(key: str, value: Any) -> str:

@@ -17,6 +17,8 @@ from dualpace.settings.schema import ROOTS, VARIANTS
     ("overrides", "sentence"),
     [
         ("gpu.max_bach=8", "gpu.max_bach is no setting: did you mean gpu.max_batch_size?"),
+        ("gpu_blocks=8", "gpu_blocks is no setting: did you mean kv.gpu_blocks?"),
+        ("gpu.look_ahead=true", "gpu.look_ahead is no setting: did you mean runtime.look_ahead?"),
         ("gpu.colour=red", "gpu.colour is no setting: --help lists all."),
         ("modle=smollm2", "modle is no setting: did you mean model?"),
         ("gpu.threads=two", "gpu.threads=two does not fit: gpu.threads takes int or null."),

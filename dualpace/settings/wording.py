@@ -3,6 +3,8 @@ asked, what is wrong with it, what to write instead."""
 
 import difflib
 import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import (
@@ -15,6 +17,7 @@ from omegaconf.errors import (
 
 from dualpace.settings.help import APPENDED
 from dualpace.settings.meaning import meanings
+from dualpace.settings.schema import SystemConfig
 
 
 def sentence(error: Exception) -> str:
@@ -63,10 +66,20 @@ def _unknown_choice(error: MissingConfigException) -> str:
 def _unknown_key(error: OmegaConfBaseException) -> str:
     known = list(meanings(error.object_type)) if error.object_type in _schemas(error) else []
     parent = str(error.full_key).rpartition(".")[0]
-    near = difflib.get_close_matches(str(error.key), known, 1)
     prefix = f"{parent}." if parent else ""
-    hint = f"did you mean {prefix}{near[0]}?" if near else "--help lists all."
+    near = [prefix + name for name in difflib.get_close_matches(str(error.key), known, 1)]
+    if not near:  # perhaps the group was forgotten, or another one meant
+        near = [full for full in _all_keys(SystemConfig) if full.endswith(f".{error.key}")]
+    hint = f"did you mean {near[0]}?" if near else "--help lists all."
     return f"{error.full_key} is no setting: {hint}"
+
+
+def _all_keys(schema: type, prefix: str = "") -> Iterator[str]:
+    for name, meaning in meanings(schema).items():
+        if is_dataclass(meaning.default):
+            yield from _all_keys(type(meaning.default), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def _wrong_type(error: Exception, cause: OmegaConfBaseException) -> str:

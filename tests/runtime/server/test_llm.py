@@ -14,7 +14,7 @@ from plans import small_plan
 
 from dualpace import LLM, SamplingParams
 from dualpace.errors import ConfigError
-from dualpace.llm import override
+from dualpace.llm import as_overrides, override
 from dualpace.runtime.engine_client import EngineGone, RequestRefused
 from dualpace.settings.compose import load
 
@@ -189,6 +189,11 @@ def test_overrides_say_what_they_mean(key, value, read):
 def test_groups_are_overrides_too():
     assert load(override("policy", "gpu_only")).policy.name == "gpu_only"
     assert load(override("+hw", "cpu")).hw.name == "cpu"
+
+
+def test_a_dict_is_a_group():
+    found = as_overrides({"policy": "gpu_only", "kv": {"gpu_blocks": 8, "host_gib": None}})
+    assert found == ["policy=gpu_only", "kv.gpu_blocks=8", "kv.host_gib=null"]
 
 
 def test_an_override_that_does_not_exist_is_a_sentence():
