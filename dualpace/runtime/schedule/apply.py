@@ -58,3 +58,5 @@ def outgrow_if_due(state: State, request: Request) -> None:
     request.peak_blocks = finish_peak(request, request.estimated_output)
     if request.owner is Owner.GPU:
         state.queue_peak += request.peak_blocks - before
+    else:
+        state.recount_growth()

@@ -79,7 +79,7 @@ def commit_cpu(state: State, decision: CpuRound) -> CpuStep | None:
     for _ in range(decision.admitted):
         state.cpu_waiting.popleft()
     state.cpu_waiting.extendleft(reversed(decision.displaced))
-    state.cpu_running = list(decision.decode)
+    state.set_cpu_running(list(decision.decode))
     if not decision.decode:
         return None
     due: list[Request] = []
@@ -235,7 +235,7 @@ def host_sub_batches(
     """Host rows in lockstep with the GPU (neo): they are the running queue until the next round."""
     chosen = {r.id for batch in sub_batches for r in batch}
     everyone = [*state.cpu_running, *state.cpu_waiting]
-    state.cpu_running = [r for r in everyone if r.id in chosen]
+    state.set_cpu_running([r for r in everyone if r.id in chosen])
     state.cpu_waiting.clear()
     state.cpu_waiting.extend(r for r in everyone if r.id not in chosen)
     first, second = (host_rows(state, batch, RowKind.HOST_DECODE, due) for batch in sub_batches)

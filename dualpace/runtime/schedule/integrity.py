@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dualpace.runtime.schedule.envelope import gpu_peak
+from dualpace.runtime.schedule.envelope import finish_growth, gpu_peak
 from dualpace.runtime.types import Owner, Phase, Request, blocks_for
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def check_counts(state: State) -> None:
     flight.
     """
     assert state.queue_peak == gpu_peak(state.gpu_running)
+    assert state.growth == finish_growth(state.cpu_running)
     writes = [t for t in state.transfers.values() if t.request.owner is Owner.CPU]
     assert state.planned == sum(len(t.dst_blocks) for t in writes)
     assert state.gpu_vacating == sum(len(t.held) for t in writes)

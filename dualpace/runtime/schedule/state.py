@@ -73,6 +73,7 @@ class State:
         self.planned = 0  # host blocks that outstanding copies write
         self.gpu_vacating = 0  # HBM blocks that outstanding swap-outs read
         self.queue_peak = 0  # summed finish peaks of `gpu_running`
+        self._growth: int | None = 0  # Equation 3, None when it must be counted again
         self.changes = 0  # rises whenever a round changes what the other engine decides by
         self.preempted_gpu: list[int] = []  # not yet in a step's record
         self.preempted_cpu: list[int] = []
@@ -169,7 +170,7 @@ class State:
         """Host rows of a GPU step (neo) are CPU-running for that step only."""
         if any(step.host_rows):
             self.cpu_waiting.extendleft(reversed(self.cpu_running))
-            self.cpu_running = []
+            self.set_cpu_running([])
 
     # the CPU engine
 
@@ -264,6 +265,14 @@ class State:
         self.queue_peak -= request.peak_blocks
         self.changes += 1  # the reserve may have fallen
 
+    def set_cpu_running(self, requests: list[Request]) -> None:
+        self.cpu_running = requests
+        self.recount_growth()
+
+    def recount_growth(self) -> None:
+        """Somebody has joined or left CPU running, got a block or a new finish peak there."""
+        self._growth = None
+
     def unmark(self, request: Request) -> None:
         if request.marked:
             request.marked = False
@@ -308,6 +317,7 @@ class State:
             self.leave_gpu_queue(request)
         elif request in self.cpu_running:
             self.cpu_running.remove(request)
+            self.recount_growth()
         else:
             self.cpu_waiting.remove(request)
 
@@ -329,16 +339,21 @@ class State:
         return self.queue_peak + partial
 
     @property
+    def growth(self) -> int:
+        """Equation 3: what the CPU-running requests may still need."""
+        if self._growth is None:
+            self._growth = finish_growth(self.cpu_running)
+        return self._growth
+
+    @property
     def envelope(self) -> HostEnvelope:
-        """Equation 2 as it stands: the CPU reads the reserve from here, so it is never out of
-        date.
-        """
+        """Equation 2 as it stands: the CPU reads the reserve here, so it is never out of date."""
         peak = self.gpu_peak
         return HostEnvelope(
             capacity=self.host_pool.capacity,
             used=self.host_pool.num_used - self.planned,
             planned=self.planned,
-            growth=finish_growth(self.cpu_running),
+            growth=self.growth,
             migration=migration_reserve(reversed(self.gpu_running), peak, self.gpu_pool.capacity),
         )
 
@@ -376,9 +391,7 @@ class State:
         )
 
     def check(self) -> None:
-        """Proves the invariants of both pools and all queues; raises AssertionError. Slow: idle
-        time and tests.
-        """
+        """Proves the invariants of pools and queues, or AssertionError. Slow: idle time, tests."""
         check(self)
 
 
