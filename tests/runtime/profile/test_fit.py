@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpace.runtime.profile.fit import (
+    assist_calls,
     best_routes,
     fit_cpu_batch_limit,
     fit_thresholds,
@@ -78,6 +79,16 @@ def test_near_ties_go_to_fewer_assists_and_exact_ones_to_the_lower_score():
     assert fit_thresholds(scores, [8], 32, 0.0025) == (8, 0)  # F = 8 needs a size above it
     scores = {name: [*row, row[0]] for name, row in scores.items()}
     assert fit_thresholds(scores, [8, 16], 32, 0.0025) == (16, 8)
+
+
+def test_epsilon_is_a_share_of_the_best_score_however_small() -> None:
+    scores = {FULL: [0.5], SPLIT: [0.52], FUSED: [0.5]}
+    assert fit_thresholds(scores, [8], 32, 0.05) == (8, 0)
+    assert fit_thresholds(scores, [8], 32, 0.03) == (0, 0)
+
+
+def test_an_iteration_has_no_assist_one_or_one_a_layer() -> None:
+    assert assist_calls(32) == {FULL: 0, SPLIT: 1, FUSED: 32}
 
 
 def test_full_cpu_for_all_batches_comes_out_where_a_size_above_the_limit_was_profiled():

@@ -74,6 +74,23 @@ def test_a22_the_suffix_behind_a_boundary_leaves_together() -> None:
     assert decision.admitted == 0
 
 
+def test_a22_next_tokens_come_from_free_blocks_before_anybody_is_admitted() -> None:
+    running, waiting = [resident(0, 2, 3, kv_len=32)], [resident(1, 2, 3, kv_len=32)]
+    usual = view(running, waiting)
+    assert ids(cpu_round(replace(usual, host_free=2)).decode) == [0, 1]
+    assert ids(cpu_round(replace(usual, host_free=1)).decode) == [0]
+    settled = view([resident(0, 2, 3)], waiting)  # needs no block now
+    assert ids(cpu_round(replace(settled, host_free=1)).decode) == [0, 1]
+    none = cpu_round(replace(usual, host_free=0))
+    assert none.decode == [] and ids(none.displaced) == [0]
+
+
+def test_a22_the_finish_growth_of_those_that_run_is_not_given_away() -> None:
+    running, waiting = [resident(0, 2, 6)], [resident(1, 2, 5)]
+    assert ids(cpu_round(view(running, waiting, capacity=10)).decode) == [0], "4 to grow, 2 left"
+    assert ids(cpu_round(view(running, waiting, capacity=11)).decode) == [0, 1]
+
+
 def test_a22_displaced_requests_go_to_the_front_of_waiting_in_their_order() -> None:
     state = make(gpu=1, host=64)
     fill_host(state, [0, 1, 2], 32)
@@ -141,6 +158,27 @@ def test_a24_a_head_that_can_wait_for_nobody_gets_the_room_of_the_youngest() -> 
     assert ids(decision.preempt) == [2] and decision.decode == []
     assert cpu_round(replace(stuck, transfers_in_flight=1)).preempt == [], "copies may free some"
     assert cpu_round(replace(stuck, gpu_capacity=8)).preempt == [], "HBM can take the head"
+
+
+def test_a24_no_more_are_dropped_than_the_head_needs() -> None:
+    head = resident(0, 2, 3, kv_len=32)
+    waiting = [head, resident(1, 2, 8), resident(2, 1, 8)]
+    assert ids(cpu_round(view([], waiting, capacity=5)).preempt) == [2], "one block is enough"
+    roomy = view([], [head, resident(1, 2, 2)])
+    assert ids(cpu_round(replace(roomy, host_free=0)).preempt) == [1], "no block is free now"
+
+
+def test_a24_a_head_that_needs_the_whole_host_gets_it_and_one_that_needs_more_never() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    assert ids(cpu_round(view([], waiting, capacity=8)).preempt) == [1]
+    waiting = [resident(0, 4, 9), resident(1, 4, 8)]
+    assert cpu_round(view([], waiting, capacity=8)).preempt == []
+
+
+def test_a24_those_that_a_round_or_copy_touches_are_not_dropped() -> None:
+    waiting = [resident(0, 4, 8), resident(1, 4, 8), resident(2, 4, 8)]
+    waiting[2].pins = 1
+    assert ids(cpu_round(view([], waiting, capacity=12)).preempt) == [1]
 
 
 # A.2.5 Commit and execute one CPU decode batch
