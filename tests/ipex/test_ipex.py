@@ -7,11 +7,22 @@ import torch
 
 pytest.importorskip("intel_extension_for_pytorch")
 
+from dualpace.errors import ConfigError
+from dualpace.graphs.backends.ipex import Ipex, packs_bf16
 from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
 
 
+def test_a_cpu_that_it_does_not_pack_for_is_refused() -> None:
+    if packs_bf16():
+        Ipex().check("bf16")
+        return
+    with pytest.raises(ConfigError, match="AVX-512"):
+        Ipex().check("bf16")
+
+
+@pytest.mark.skipif(not packs_bf16(), reason="the extension packs bf16 with AVX-512 only")
 def test_stages_are_near_eager_ones() -> None:
     source = resolve_source("random:tiny")
     weights = load_weights(source, torch.bfloat16)

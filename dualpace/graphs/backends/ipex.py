@@ -36,6 +36,20 @@ class Ipex(Eager):
                 "backend"
             )
         require_match(torch.__version__, _installed())
+        if not packs_bf16():
+            raise ConfigError(
+                "compile.backend=ipex packs bf16 on CPUs with AVX-512 only, which this one lacks: "
+                "choose another backend"
+            )
+
+
+def packs_bf16() -> bool:
+    """Whether the installed extension packs bf16 matrices on this CPU."""
+    from intel_extension_for_pytorch._C import (  # type: ignore[import-not-found]
+        onednn_has_bf16_support,
+    )
+
+    return bool(onednn_has_bf16_support())
 
 
 def require_match(torch_version: str, ipex_version: str | None) -> None:
