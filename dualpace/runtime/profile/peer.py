@@ -1,5 +1,6 @@
-"""The GPU worker's process, driven as the engine drives it: batches down, results up. Blocking, for
-one caller that has nothing else to do; knows nothing about what a batch is good for."""
+"""The GPU worker's processes, one a rank, driven as the engine drives them: batches down, the first
+one's results up. Blocking, for one caller that has nothing else to do; knows nothing about what a
+batch is good for."""
 
 import json
 import os
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -27,33 +28,69 @@ class WorkerEndedError(Exception):
     """The GPU worker ended while something was expected of it."""
 
 
-class GpuPeer:
-    """Starts the worker and waits until it is ready. Construct it in the main thread."""
+class _Rank:
+    """One process and its channel."""
 
-    def __init__(self, plan: Plan, channel: Channel, shared_fds: Mapping[str, int]) -> None:
-        self._channel = channel
-        self._engine_cores = plan.runtime.cores
-        self._messages: deque[Message] = deque()
+    def __init__(
+        self, plan: Plan, number: int, channel: Channel, shared_fds: Mapping[str, int]
+    ) -> None:
+        self.channel = channel
         fds = {
             "channel": channel.region.fd,
             "bell_down": channel.bell_down,
             "bell_up": channel.bell_up,
             **shared_fds,
         }
-        arguments = ["--role", "gpu", "--fds", json.dumps(fds)]
+        arguments = ["--role", "gpu", "--rank", str(number), "--fds", json.dumps(fds)]
         module = plan.runtime.worker_module
-        self._process, self._lifeline = start_process(module, arguments, list(fds.values()), {})
+        self.process, self._lifeline = start_process(module, arguments, list(fds.values()), {})
         send(self._lifeline, Hello(plan.to_json()))
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def take(self) -> Iterator[Message]:
+        """What it has said. Raises WorkerEndedError, and ConfigError for what a user can fix."""
+        silence(self.channel.bell_up)
+        for message in self.channel.up.take():
+            if isinstance(message, Failed):
+                raise (ConfigError if message.user_error else WorkerEndedError)(message.text)
+            yield message
+
+    def close(self) -> None:
+        try:
+            self._lifeline.shutdown(socket.SHUT_RDWR)
+            self.process.wait(5.0)
+        except (OSError, subprocess.TimeoutExpired):  # it is gone already, or does not listen
+            self.process.kill()
+            self.process.wait()
+        os.close(self.pidfd)
+        self._lifeline.close()
+
+
+class GpuPeer:
+    """Starts the worker and waits until it is ready. Construct it in the main thread."""
+
+    def __init__(
+        self, plan: Plan, channels: Sequence[Channel], shared_fds: Mapping[str, int]
+    ) -> None:
+        self._engine_cores = plan.runtime.cores
+        self._messages: deque[Message] = deque()
+        self._ranks = [
+            _Rank(plan, number, channel, shared_fds) for number, channel in enumerate(channels)
+        ]
         self._poll = select.poll()
-        self._poll.register(self._pidfd, select.POLLIN)
-        self._poll.register(channel.bell_up, select.POLLIN)
+        for rank in self._ranks:
+            self._poll.register(rank.pidfd, select.POLLIN)
+            self._poll.register(rank.channel.bell_up, select.POLLIN)
         self.expect(Ready)
 
     def run(self, batch: GpuBatch) -> StepDone:
         """Sends `batch` and waits for its tokens."""
-        self._channel.send_down(batch)
+        self._send(batch)
         return self.expect(StepDone)
+
+    def _send(self, batch: GpuBatch) -> None:
+        for rank in self._ranks:
+            rank.channel.send_down(batch)
 
     def expect(self, kind: type[M]) -> M:
         """The next message of this kind; others are kept. Raises WorkerEndedError, and ConfigError
@@ -67,17 +104,18 @@ class GpuPeer:
 
     def _receive(self) -> None:
         ready = {fd for fd, _ in self._poll.poll()}
-        silence(self._channel.bell_up)
-        for message in self._channel.up.take():
-            if isinstance(message, Failed):
-                raise (ConfigError if message.user_error else WorkerEndedError)(message.text)
+        first, *others = self._ranks
+        for message in first.take():
             if isinstance(message, Phase):
                 print(message.text, flush=True)
                 continue
             self._messages.append(message)
-        if self._pidfd in ready:
-            status = self._process.wait()
-            raise WorkerEndedError(f"the GPU worker ended with status {status}")
+        for rank in others:
+            list(rank.take())
+        for rank in self._ranks:
+            if rank.pidfd in ready:
+                status = rank.process.wait()
+                raise WorkerEndedError(f"the GPU worker ended with status {status}")
 
     def take(self, kind: type[M]) -> list[M]:
         """All messages of this kind that have been received."""
@@ -97,7 +135,7 @@ class GpuPeer:
                 os.sched_setaffinity(0, self._engine_cores)  # of this thread alone
                 while in_flight or not stop.is_set():
                     while in_flight < MAX_STEPS_IN_FLIGHT and not stop.is_set():
-                        self._channel.send_down(batch)
+                        self._send(batch)
                         in_flight += 1
                     self.expect(StepDone)
                     in_flight -= 1
@@ -115,11 +153,5 @@ class GpuPeer:
             raise errors[0]
 
     def close(self) -> None:
-        try:
-            self._lifeline.shutdown(socket.SHUT_RDWR)
-            self._process.wait(5.0)
-        except (OSError, subprocess.TimeoutExpired):  # it is gone already, or does not listen
-            self._process.kill()
-            self._process.wait()
-        os.close(self._pidfd)
-        self._lifeline.close()
+        for rank in self._ranks:
+            rank.close()

@@ -6,12 +6,13 @@ from functools import cached_property
 
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel
+from dualpace.runtime.engine.pair import RanksMemory
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.batches import BatchMaker
 from dualpace.runtime.profile.host import HostWorker
 from dualpace.runtime.profile.peer import GpuPeer
 from dualpace.runtime.shared_memory import SharedRegion
-from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
+from dualpace.runtime.wiring import assist_layout, channel_size, host_pool_bytes
 from dualpace.runtime.worker.link import Link
 
 
@@ -20,11 +21,12 @@ class Station:
 
     def __init__(self, plan: Plan, temperature: float) -> None:
         self.plan = plan
-        pool_bytes = kv_layout(plan).host_bytes(plan.kv.host_blocks)
-        self._host_pool = SharedRegion.create("host KV pool", pool_bytes)
+        self._host_pool = SharedRegion.create("host KV pool", host_pool_bytes(plan))
         layout = assist_layout(plan)
         self._assist = SharedRegion.create("assist buffer", layout.nbytes)
-        self._gpu_channel = Channel.create("gpu channel", channel_size(plan, "gpu"))
+        size = channel_size(plan, "gpu")
+        self._gpu_channels = [Channel.create("gpu channel", size) for _ in range(plan.gpu.tp)]
+        self._gpu_ranks = RanksMemory(self._gpu_channels)
         self._cpu_channel = Channel.create("cpu channel", channel_size(plan, "cpu"))
         self._ours, self._theirs = socket.socketpair()  # the CPU worker's lifeline
         self.batches = BatchMaker(
@@ -37,14 +39,15 @@ class Station:
             "other_doorbell": self._cpu_channel.bell_down,
             "assist": self._assist.fd,
             "host_pool": self._host_pool.fd,
+            **self._gpu_ranks.fds,
         }
-        return GpuPeer(self.plan, self._gpu_channel, shared)
+        return GpuPeer(self.plan, self._gpu_channels, shared)
 
     @cached_property
     def cpu(self) -> HostWorker:
         buffer = AssistBuffer(self._assist, assist_layout(self.plan))
         pool = self._host_pool.view
-        bell = self._gpu_channel.bell_down
+        bell = self._gpu_channels[0].bell_down
         link = Link(self._cpu_channel, self._theirs, buffer, pool, bell)
         return HostWorker(self.plan, link, self._cpu_channel)
 

@@ -72,6 +72,18 @@ def test_assists_are_served_while_the_gpu_is_busy(station: Station) -> None:
     assert station.gpu.run(station.batches.decode(1, 16)).tokens.shape == (1,)  # nothing is left
 
 
+def test_two_gpu_ranks_compute_and_assist_as_one(plan: Plan) -> None:
+    cores = plan.gpu.rank_cores * 2
+    station = Station(replace(plan, gpu=replace(plan.gpu, tp=2, rank_cores=cores)), 0.0)
+    done = station.gpu.run(station.batches.prefill(3, 24, sampled=1))
+    assert (done.tokens >= 0).tolist() == [False, False, True]
+    with station.gpu.busy_with(station.batches.decode(4, 40)):
+        fused = station.cpu.iterate(station.batches.host_decode(5, 20, Route.FUSED_ASSIST))
+        split = station.cpu.iterate(station.batches.host_decode(5, 20, Route.SPLIT_FINAL))
+    assert fused.tokens.tolist() == split.tokens.tolist()
+    station.close()
+
+
 def test_a_worker_that_ends_is_an_error_and_no_wait(plan: Plan) -> None:
     gone = replace(plan, runtime=replace(plan.runtime, worker_module="no_such_module"))
     broken = Station(gone, temperature=0.0)
