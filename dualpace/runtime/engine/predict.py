@@ -8,7 +8,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Points = list[tuple[float, float]]  # (size, seconds), by size
+Points = tuple[list[float], list[float]]  # sizes in order, their seconds
+_NOTHING: Points = ([], [])
 
 
 class MeasuredPredictor:
@@ -24,7 +25,8 @@ class MeasuredPredictor:
         (tokens times context) and host by KV tokens; exchange, the way of host rows' activations,
         by rows, where that takes any time."""
         for name, points in timings.items():
-            self._tables[name] = sorted((float(size), float(time)) for size, time in points)
+            pairs = sorted((float(size), float(time)) for size, time in points)
+            self._tables[name] = [size for size, _ in pairs], [time for _, time in pairs]
 
     def linear_s(self, num_rows: int) -> float:
         return self._at("linear", num_rows)
@@ -43,11 +45,11 @@ class MeasuredPredictor:
 
     def _at(self, name: str, size: float) -> float:
         """Linear between measured sizes, the outer ones' lines beyond them; 0 for nothing."""
-        points = self._tables.get(name, [])
-        if size == 0 or not points:
+        sizes, times = self._tables.get(name, _NOTHING)
+        if size == 0 or not sizes:
             return 0.0
-        if len(points) == 1 or size <= points[0][0]:
-            return points[0][1]
-        place = min(max(bisect_left(points, (size, 0.0)), 1), len(points) - 1)
-        (x0, y0), (x1, y1) = points[place - 1], points[place]
-        return max(y0 + (y1 - y0) * (size - x0) / (x1 - x0), 0.0)
+        if len(sizes) == 1 or size <= sizes[0]:
+            return times[0]
+        end = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        x, y = sizes[end - 1], times[end - 1]
+        return max(y + (times[end] - y) * (size - x) / (sizes[end] - x), 0.0)

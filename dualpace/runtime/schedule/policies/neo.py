@@ -172,38 +172,44 @@ class SubBatches:
     gpu_attention_s: float
     host: tuple[list[Request], list[Request]] = field(default_factory=lambda: ([], []))
     kv_tokens: list[int] = field(default_factory=lambda: [0, 0])
+    linear_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        pairs = [self._times(place) for place in (0, 1)]
+        self.linear_s, self.cpu_s = [list(times) for times in zip(*pairs, strict=True)]
 
     def margins(self) -> tuple[float, float]:
         """Equation 1: how long CPU attention 1 and CPU attention 0 stay hidden."""
-        linear, cpu = self._linear_s(), self._cpu_s()
+        linear, cpu = self.linear_s, self.cpu_s
         return linear[0] - cpu[1], linear[1] + self.gpu_attention_s - cpu[0]
 
     def layer_s(self) -> float:
         """Figure 4: linear 0 beside CPU attention 1, then linear 1 and GPU attention beside CPU
         attention 0.
         """
-        linear, cpu = self._linear_s(), self._cpu_s()
+        linear, cpu = self.linear_s, self.cpu_s
         return max(linear[0], cpu[1]) + max(linear[1] + self.gpu_attention_s, cpu[0])
 
-    def put(self, place: int, request: Request) -> None:
+    def try_put(self, place: int, request: Request) -> bool:
+        """Adds the request unless a margin turns negative; whether it did."""
+        before = self.linear_s[place], self.cpu_s[place]
+        tokens = request.kv_len + 1
         self.host[place].append(request)
-        self.kv_tokens[place] += request.kv_len + 1
+        self.kv_tokens[place] += tokens
+        self.linear_s[place], self.cpu_s[place] = self._times(place)
+        if min(self.margins()) >= 0:
+            return True
+        self.host[place].pop()
+        self.kv_tokens[place] -= tokens
+        self.linear_s[place], self.cpu_s[place] = before
+        return False
 
-    def take_back(self, place: int) -> None:
-        self.kv_tokens[place] -= self.host[place].pop().kv_len + 1
-
-    def _linear_s(self) -> tuple[float, float]:
-        first, second = self.host
-        return self.predictor.linear_s(self.num_rows + len(first)), self.predictor.linear_s(
-            len(second)
-        )
-
-    def _cpu_s(self) -> tuple[float, float]:
-        first, second = (
-            self.predictor.cpu_attention_s(len(rows), tokens)
-            for rows, tokens in zip(self.host, self.kv_tokens, strict=True)
-        )
-        return first, second
+    def _times(self, place: int) -> tuple[float, float]:
+        """Dense work and CPU attention of a sub-batch."""
+        rows = len(self.host[place])
+        linear = self.predictor.linear_s(rows if place else self.num_rows + rows)
+        return linear, self.predictor.cpu_attention_s(rows, self.kv_tokens[place])
 
 
 def host_rows_alone(view: View, plan: HostPlan) -> tuple[list[Request], list[Request]]:
@@ -247,9 +253,7 @@ def add_host_rows(
             continue
         hidden_1, hidden_0 = batches.margins()
         place = 1 if hidden_1 >= hidden_0 else 0
-        batches.put(place, request)
-        if min(batches.margins()) < 0:
-            batches.take_back(place)
+        if not batches.try_put(place, request):
             shortest_refused = request.kv_len if skips_longer else None
             continue
         plan.free -= request.next_growth
