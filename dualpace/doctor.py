@@ -9,6 +9,7 @@ import platform
 import resource
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dualpace.cpu import isa
+from dualpace.cpu.topology import format_cpus
 from dualpace.errors import ConfigError
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.wiring import host_shard_bytes
 from dualpace.settings.hardware import GIB, Hardware, cgroup_memory, probe
 from dualpace.settings.machine import cpu_name
 from dualpace.settings.resolve import resolve
@@ -52,6 +55,7 @@ def run(config: SystemConfig, as_json: bool = False) -> bool:
         "compiler": shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
         "cache": _cache(plan),
         "profiled": _profiled(plan),
+        "ranks": _ranks(plan, hardware),
         "versions": _versions(),
     }
     tuned = tuned_stages(Path(plan.compile.cache_dir)) if plan else []
@@ -109,6 +113,29 @@ def _profiled(plan: Plan | None) -> dict[str, Any] | None:
         "profile": plan.profile.name,
         **{k: f"{v} ({'profiled' if k in chosen else 'not profiled'})" for k, v in values.items()},
     }
+
+
+def _ranks(plan: Plan | None, hardware: Hardware) -> dict[str, Any] | None:
+    """Each worker process: cores, their NUMA nodes, and its device or its part of the host KV."""
+    if plan is None:
+        return None
+    node_of = dict(zip(hardware.cores, hardware.numa_nodes, strict=True))
+
+    def place(cores: Sequence[int]) -> str:
+        nodes = sorted({node_of[core] for core in cores})
+        return f"cores {format_cpus(cores)} (node {', '.join(map(str, nodes))})"
+
+    shard_gib = host_shard_bytes(plan) / GIB
+    on_gpu = plan.gpu.device == "cuda"
+    gpu = {
+        f"gpu {rank}": f"{place(cores)}, {f'cuda:{rank}' if on_gpu else 'stand-in'}"
+        for rank, cores in enumerate(plan.gpu.rank_cores)
+    }
+    cpu = {
+        f"cpu {rank}": f"{place(cores)}, {shard_gib:.2f} GiB of KV"
+        for rank, cores in enumerate(plan.cpu.rank_cores)
+    }
+    return gpu | cpu
 
 
 def _cache(plan: Plan | None) -> dict[str, Any] | None:

@@ -78,11 +78,12 @@ def test_hw_files_of_ones_own_are_found(tmp_path: Path) -> None:
 
 
 def test_doctor_ends_with_one_json_line_that_holds_the_plan(tmp_path: Path) -> None:
-    arguments = ("+hw=cpu", "model=tiny_random", "kv.gpu_blocks=32")
+    arguments = ("+hw=cpu", "model=tiny_random", "kv.gpu_blocks=32", "cpu.tp=2")
     out = run("doctor", *arguments, cwd=tmp_path).stdout
     report = json.loads(out.splitlines()[-1])
     assert report["problem"] is None
     assert report["plan"]["kv"]["gpu_blocks"] == 33
+    assert set(report["ranks"]) == {"gpu 0", "cpu 0", "cpu 1"}
     assert "ready to serve" in out
     assert list(tmp_path.iterdir()) == []
 

@@ -46,6 +46,11 @@ def check(config: SystemConfig) -> None:
             f"hw.name={config.hw.name} has no effect on a simulation: choose its machine and model "
             f"with simulated=NAME."
         )
+    if isinstance(config, SimulateConfig) and config.gpu.tp != 1:
+        raise ConfigError(
+            f"gpu.tp={config.gpu.tp} has no effect on a simulation, whose machine has "
+            f"simulated.gpu.tp={config.simulated.gpu.tp}: choose another with simulated=NAME."
+        )
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

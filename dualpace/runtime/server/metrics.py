@@ -218,6 +218,8 @@ class _EngineCollector(Collector):
             "Compilations while serving; anything above 0 is a fault",
             [({}, now["compiles_after_ready"])],
         )
+        ranks = [({"worker": role}, len(w["pids"])) for role, w in now["workers"].items()]
+        yield _gauge("dualpace_worker_ranks", "Processes that run", ranks)
         restarts = [({"worker": role}, w["restarts"]) for role, w in now["workers"].items()]
         yield _counter("dualpace_worker_restarts", "Workers started again", restarts)
 

@@ -170,16 +170,16 @@ class CostModel:
 
     def _cpu_dense(self, name: str, weights: int, *, reduces: bool) -> Curve:
         cpu, ranks = self.profile.cpu, self._cpu_tp
-        if own := self._tables.get(name):
-            return own if ranks == 1 else lambda rows: own(rows) / ranks
         read = weights * BF16 / (cpu.memory_gb_s * 1e9 * cpu.weight_efficiency * ranks)
         row = 2 * weights / (cpu.tflops * 1e12 * ranks)
         fixed = cpu.layer_us / 2e6
+        own = self._tables.get(name)
+        alone = (lambda r: own(r) / ranks) if own else (lambda r: fixed + max(read, row * r))
         if ranks == 1 or not reduces:
-            return lambda rows: fixed + max(read, row * rows)
-        fixed += 2 * cpu.all_reduce_us / 1e6
+            return alone
+        reduce = 2 * cpu.all_reduce_us / 1e6
         payload = 2 * self._row_bytes / (cpu.all_reduce_gb_s * 1e9)
-        return lambda rows: fixed + max(read, row * rows) + payload * rows
+        return lambda rows: alone(rows) + reduce + payload * rows
 
     def _host_read(self, efficiency: float) -> Curve:
         rate = self.profile.cpu.memory_gb_s * 1e9 * efficiency * self._cpu_tp

@@ -93,9 +93,10 @@ def test_cpu_tensor_parallelism_and_host_memory_can_be_set() -> None:
     assert simulate(config)["host_blocks"] == 512
 
 
-def test_a_machine_file_is_refused_because_it_would_be_ignored() -> None:
+@pytest.mark.parametrize("override", ["+hw=rtx4090", "gpu.tp=2"])
+def test_a_machine_is_refused_that_would_be_ignored(override: str) -> None:
     with pytest.raises(ConfigError, match="simulated=NAME"):
-        settings("+hw=rtx4090")
+        settings(override)
 
 
 def run_script(name: str, *overrides: str) -> subprocess.CompletedProcess[str]:
