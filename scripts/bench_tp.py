@@ -1,6 +1,8 @@
 """Benchmarks tensor parallelism: `python scripts/bench_tp.py [key=value]`.
 
-device=cpu: Gloo against shared memory, all-reduce at several row counts (threads=N a rank).
+device=cpu: sums over ranks by Gloo and by shared memory, and dense stages in one process with all
+cores against ranks with a share each (model=, layers=, dtype=, backend=, threads= of a rank,
+sections=sums,layers).
 device=cuda: two GPUs against one: tokens and logits, sums over ranks, and the gain of every stage
 (model=, layers=, sections=, processes= that compile). Says so and ends where there are fewer GPUs.
 Both: ranks=N, limit_s=, out=FILE for the JSON that is also the last line.

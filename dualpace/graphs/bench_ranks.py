@@ -1,15 +1,12 @@
-"""Benchmarks of tensor parallelism: collectives of CPU ranks here, ranks of GPUs in gpu/bench.
+"""Benchmarks of tensor parallelism: starts a process a rank, prints tables, ends with a JSON line.
 
-`python scripts/bench_tp.py [key=value]`, see its text. Starts a process a rank, prints tables and
-ends with one JSON line.
+What a rank measures is in bench_cpu_ranks.py and gpu/bench/ranks.py. See scripts/bench_tp.py.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,9 +16,6 @@ from typing import Any
 
 import torch
 
-ROWS, HIDDEN = (1, 8, 64, 256), 4096
-_SECONDS = 0.5  # of each measurement
-_CPU_RANK = "from dualpace.graphs.bench_ranks import cpu_rank; cpu_rank()"
 _GPU_RANK = "from dualpace.graphs.bench_ranks import gpu_rank; gpu_rank()"
 
 
@@ -37,8 +31,12 @@ def main(arguments: list[str]) -> int:
         folder = Path(options.get("folder", scratch))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "meeting").unlink(missing_ok=True)
-        report = _cpu if device == "cpu" else _gpu
-        result, failed = report(options, size, folder)
+        if device == "cpu":
+            from dualpace.graphs.bench_cpu_ranks import report
+
+            result, failed = report(options, size, folder, _run)
+        else:
+            result, failed = _gpu(options, size, folder)
     line = json.dumps(result)
     if "out" in options:
         Path(options["out"]).write_text(line + "\n")
@@ -69,70 +67,6 @@ def _run(code: str, orders: list[dict[str, Any]], limit_s: float) -> bool:
         for process in processes:
             process.kill()
             process.wait()
-
-
-# ---- CPU
-
-
-def _cpu(options: dict[str, str], size: int, folder: Path) -> tuple[dict[str, Any], bool]:
-    from dualpace.graphs.shared_memory_collective import SharedMemoryCollective
-
-    (folder / "memory").write_bytes(bytes(SharedMemoryCollective.num_bytes(size)))
-    order = {"size": size, "folder": str(folder), "threads": int(options.get("threads", 1))}
-    limit = float(options.get("limit_s", 240))
-    failed = _run(_CPU_RANK, [order | {"rank": rank} for rank in range(size)], limit)
-    path = folder / "rank-0.json"
-    result = json.loads(path.read_text()) if path.is_file() else {}
-    print(f"all-reduce of {size} ranks, us (median of rank 0)")
-    print(f"  {'dtype':8} {'rows':>5} {'gloo':>9} {'shared memory':>14} {'ratio':>6}")
-    for dtype, of_rows in result.items():
-        for rows, us in of_rows.items():
-            us["ratio"] = round(us["gloo"] / us["shared_memory"], 1)
-            shown = f"{us['gloo']:9.1f} {us['shared_memory']:14.1f} {us['ratio']:6.1f}"
-            print(f"  {dtype:8} {rows:>5} {shown}")
-    return result, failed
-
-
-def cpu_rank() -> None:
-    """A rank's life: times both collectives in turns and leaves a file."""
-    from dualpace.graphs.collective import Collective, TorchCollective
-    from dualpace.graphs.shared_memory_collective import SharedMemoryCollective
-
-    order = json.loads(sys.argv[1])
-    rank, size, folder = order["rank"], order["size"], Path(order["folder"])
-    torch.set_num_threads(order["threads"])
-    cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // size
-    if share:
-        os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
-    with (folder / "memory").open("r+b") as file:
-        view = mmap.mmap(file.fileno(), 0)
-    collectives: dict[str, Collective] = {
-        "gloo": TorchCollective.join("gloo", rank, size, folder / "meeting"),
-        "shared_memory": SharedMemoryCollective(view, rank, size),
-    }
-    result: dict[str, dict[int, dict[str, float]]] = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        for rows in ROWS:
-            x = torch.zeros(rows, HIDDEN, dtype=dtype)
-            entry = result.setdefault(str(dtype).removeprefix("torch."), {}).setdefault(rows, {})
-            for name, collective in collectives.items():
-                began = time.perf_counter()
-                collective.all_reduce(x)
-                once = torch.tensor([time.perf_counter() - began])
-                # All ranks must agree on how often.
-                slowest = collectives["gloo"].all_gather(once).max()
-                times = []
-                for _ in range(max(10, min(2000, int(_SECONDS / float(slowest))))):
-                    began = time.perf_counter()
-                    collective.all_reduce(x)
-                    times.append(time.perf_counter() - began)
-                entry[name] = round(statistics.median(times) * 1e6, 1)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(result))
-    TorchCollective.leave()
-
-
-# ---- GPU
 
 
 def _gpu(options: dict[str, str], size: int, folder: Path) -> tuple[dict[str, Any], bool]:
