@@ -24,6 +24,7 @@ SECTIONS = {
     for function in (
         copies.ceilings,
         decode.products,
+        decode.attention_cuts,
         checks.correctness,
         decode.decode_steps,
         decode.stage_sums,

@@ -12,34 +12,58 @@ Shape suffixes: B rows, N and K query and key heads, G = N / K, D head size, S s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dualpace.graphs.attention import Context, causal_prefill, gather_context
 from dualpace.graphs.gpu.attention import Heads, PagedRows
-from dualpace.graphs.gpu.device import num_sms
+from dualpace.graphs.gpu.device import launch_options, num_sms
 from dualpace.graphs.gpu.planned import PackedInputs
 
-_TILE_BYTES = 128  # of one element of K for all tokens of a step: 64 tokens in bf16, 32 in float32
-_PROGRAMS_PER_SM = 4
 _MAX_SPLITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How contexts are cut and read."""
+
+    tile: int = 64  # tokens of a step in 16-bit elements; half as many in float32
+    warps: int = 4
+    stages: int = 3  # steps in flight
+    programs: int = 4  # at least, of a multiprocessor, by splitting contexts
+
+
+# What is worth timing on a device (tune_attention.py), the default first.
+CUTS = (
+    Cut(),
+    Cut(programs=8),
+    Cut(tile=32, stages=4, programs=8),
+    Cut(tile=128, stages=2),
+    Cut(tile=64, warps=8, programs=8),
+    Cut(tile=32, warps=2, stages=5, programs=8),
+)
 
 
 class TritonDecode:
     """Decode of one bucket."""
 
-    def __init__(self, heads: Heads, bucket: int, max_blocks: int, device: torch.device) -> None:
-        self._heads = heads
-        wanted = _PROGRAMS_PER_SM * num_sms(device) // (bucket * heads.kv)
-        self._splits = max(1, min(_MAX_SPLITS, triton.next_power_of_2(max(1, wanted))))
+    def __init__(
+        self, heads: Heads, bucket: int, max_blocks: int, device: torch.device, cut: Cut
+    ) -> None:
+        self._heads, self._cut = heads, cut
+        wanted = cut.programs * num_sms(device) // (bucket * heads.kv)
+        self.splits = max(1, min(_MAX_SPLITS, triton.next_power_of_2(max(1, wanted))))
         sizes = {"indptr": bucket + 1, "last_lens": bucket, "indices": max_blocks}
         self._inputs = PackedInputs(
             {name: (torch.int32, size) for name, size in sizes.items()}, device
         )
-        shape = (bucket, heads.query, self._splits)
+        shape = (bucket, heads.query, self.splits)
         self._partial = torch.empty(*shape, heads.dim, dtype=torch.float32, device=device)
         self._lse = torch.empty(shape, dtype=torch.float32, device=device)
 
@@ -55,7 +79,7 @@ class TritonDecode:
     def run(self, q_BND: Tensor, cache: Tensor, out_BND: Tensor) -> None:
         B, N, D = q_BND.shape
         K, views = self._heads.kv, self._inputs.views
-        _decode[(B, K, self._splits)](
+        _decode[(B, K, self.splits)](
             q_BND,
             cache,
             views["indptr"],
@@ -65,15 +89,8 @@ class TritonDecode:
             self._lse,
             cache.stride(0),
             D**-0.5,
-            N=N,
-            K=K,
-            D=D,
-            GROUP=max(16, triton.next_power_of_2(N // K)),
-            WIDTH=triton.next_power_of_2(D),
-            TILE=_TILE_BYTES // q_BND.element_size(),
-            SPLITS=self._splits,
-            num_warps=4,
-            num_stages=3,
+            **_constants(self._heads, q_BND.dtype, self._cut, self.splits),
+            **launch_options(q_BND.device),
         )
         _merge[(B, N)](
             self._partial,
@@ -81,9 +98,43 @@ class TritonDecode:
             out_BND,
             D=D,
             WIDTH=triton.next_power_of_2(D),
-            SPLITS=self._splits,
+            SPLITS=self.splits,
             num_warps=2,
+            **launch_options(q_BND.device),
         )
+
+
+def compile_decode(job: tuple[Heads, torch.dtype, Cut, int]) -> None:
+    """The decode kernel for arguments like those of a real launch: heads, dtype, cut, splits."""
+    heads, dtype, cut, splits = job
+    _decode.warmup(
+        dtype,
+        dtype,
+        torch.int32,
+        torch.int32,
+        torch.int32,
+        torch.float32,
+        torch.float32,
+        2 * heads.kv * 16 * heads.dim,
+        heads.dim**-0.5,
+        **_constants(heads, dtype, cut, splits),
+        grid=(1,),
+        **launch_options(torch.device("cuda", torch.cuda.current_device())),
+    )
+
+
+def _constants(heads: Heads, dtype: torch.dtype, cut: Cut, splits: int) -> dict[str, Any]:
+    return {
+        "N": heads.query,
+        "K": heads.kv,
+        "D": heads.dim,
+        "GROUP": max(16, triton.next_power_of_2(heads.query // heads.kv)),
+        "WIDTH": triton.next_power_of_2(heads.dim),
+        "TILE": cut.tile * 2 // dtype.itemsize,
+        "SPLITS": splits,
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+    }
 
 
 class SdpaPrefill:
@@ -125,8 +176,8 @@ class TritonAttention:
     def __init__(self, heads: Heads, dtype: torch.dtype, device: torch.device) -> None:
         self._heads, self._device = heads, device
 
-    def decode(self, bucket: int, max_blocks: int) -> TritonDecode:
-        return TritonDecode(self._heads, bucket, max_blocks, self._device)
+    def decode(self, bucket: int, max_blocks: int, cut: Cut = CUTS[0]) -> TritonDecode:
+        return TritonDecode(self._heads, bucket, max_blocks, self._device, cut)
 
     def prefill(self) -> SdpaPrefill:
         return SdpaPrefill()
@@ -153,10 +204,14 @@ def _decode(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = N // K
     g, d = tl.arange(0, GROUP), tl.arange(0, WIDTH)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     first = tl.load(indptr + row)
     length = (tl.load(indptr + row + 1) - first - 1) * 16 + tl.load(last_lens + row)
     share = tl.cdiv(tl.cdiv(length, SPLITS), TILE) * TILE
@@ -193,9 +248,20 @@ def _decode(
 
 
 @triton.jit
-def _merge(partial, lse, out, D: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+def _merge(
+    partial,
+    lse,
+    out,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     row_head = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     s, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     weights = tl.load(lse + row_head * SPLITS + s)
     weights = tl.exp(weights - tl.max(weights, 0))
     mask = d[None, :] < D

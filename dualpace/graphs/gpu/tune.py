@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -79,7 +80,7 @@ def tune(
         choices.times.update(stored.times)
     missing = [b for b in few if any((p, b) not in choices.table for p in PRODUCTS)]
     if missing:
-        compile_all(jobs(forward, missing), processes)
+        in_processes(compile_one, jobs(forward, missing), processes)
         progress(f"compiled candidates for {missing} rows")
         rows = Rows.empty(forward.spec, max(missing), forward.dtype, forward.device)
         for tensor in (rows.x, rows.h, rows.attn, rows.act):
@@ -112,12 +113,12 @@ def jobs(forward: Forward, buckets: Iterable[int]) -> list[_Job]:
     return list(found)
 
 
-def compile_all(todo: Sequence[_Job], processes: int) -> None:
+def in_processes(compile_job: Callable[[Any], None], todo: Sequence[Any], processes: int) -> None:
     """Compiles in child processes, which leave their results in Triton's cache on disk."""
-    if processes > 1 and len(todo) > processes:
+    if processes > 1 and len(todo) > 1:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(processes, len(todo)), context) as pool:
-            list(pool.map(compile_one, todo))
+            list(pool.map(compile_job, todo))
 
 
 def compile_one(job: _Job) -> None:
@@ -155,7 +156,7 @@ def measure(forward: Forward, product: str, rows: Rows) -> str:
     best: tuple[float, Skinny | None] = (float("inf"), None)
     for how in options(forward, product, bucket):
         table[(product, bucket)] = how
-        time = _time(work_of(forward, product, rows), forward.device)
+        time = time_of(work_of(forward, product, rows), forward.device)
         times[str(how)] = time
         # In a step, a kernel of ours also starts early and fetches its weight ahead.
         best = min(best, (time * (_LIBRARY_HANDICAP if how is None else 1.0), how), key=_first)
@@ -181,7 +182,7 @@ def work_of(forward: Forward, product: str, rows: Rows) -> list[Callable[[], obj
     return [partial(stage, i, rows) for i in layers]
 
 
-def _time(work: Sequence[Callable[[], object]], device: torch.device) -> float:
+def time_of(work: Sequence[Callable[[], object]], device: torch.device) -> float:
     """Milliseconds of one piece of `work`, by replaying all of them in one graph; the median."""
 
     def run() -> None:

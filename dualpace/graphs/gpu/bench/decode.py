@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dualpace.graphs.cache import GraphCache
-from dualpace.graphs.gpu import tune
+from dualpace.graphs.gpu import tune, tune_attention
 from dualpace.graphs.gpu.attention import PagedRows
 from dualpace.graphs.gpu.bench.setting import (
     BATCHES,
@@ -43,6 +43,26 @@ def products(bench: Bench) -> None:
         print(f"    {product} {rows}: library {times['None'] * 1e3:.1f} us; {shown}")
     table = {f"{p}@{r}": str(how) for (p, r), how in choices.table.items()}
     bench.note("choices", table)
+
+
+def attention_cuts(bench: Bench) -> None:
+    """The table of decode attention, which the sections after this one then use."""
+    if bench.choice.name != "flashinfer":
+        return
+    began = time.perf_counter()
+    folder = Path(bench.options["cache"]) if "cache" in bench.options else None
+    processes = int(bench.options.get("processes", 14))
+    found = tune_attention.tuned(
+        bench.maker, bench.heads, torch.bfloat16, CUDA, BATCHES[-1], folder, processes
+    )
+    bench.note("tune_attention_s", round(time.perf_counter() - began, 1))
+    for rows, times in found.table.times.items():
+        shown = "; ".join(
+            f"{cut} {ms * 1e3:.1f}" for cut, ms in sorted(times.items(), key=lambda item: item[1])
+        )
+        print(f"    attention {rows}, us a layer: {shown}")
+    bench.note("attention_choices", {rows: str(cut) for rows, cut in found.table.cuts.items()})
+    bench.maker = found
 
 
 def decode_steps(bench: Bench) -> None:

@@ -50,7 +50,7 @@ class Bench:
             layer.normal_()
         self.caches = list(self.pool.unbind(0))
         self.choice = attention.choose(torch.bfloat16, options.get("attention", "auto"))
-        self.maker = attention.make(self.choice, self.heads, torch.bfloat16, CUDA)
+        self.maker: attention.Maker = attention.make(self.choice, self.heads, torch.bfloat16, CUDA)
         self.rows = Rows.empty(spec, MAX_ROWS, torch.bfloat16, CUDA)
         self.sampled = torch.zeros(512, dtype=torch.int32, device=CUDA)
         self.capturer = Capturer(CUDA)
