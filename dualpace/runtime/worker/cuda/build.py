@@ -76,8 +76,10 @@ def build_device(
     context, limit = plan.model.max_context, plan.gpu.max_batched_tokens + beside
     with progress.phase("products", "choosing products"):
         forward = device_model.make_forward(spec, weights, context, limit, None, ranks)
-        device_model.choose_products(
-            forward, buckets, _folder(plan), (*plan.gpu.cores, *plan.cpu.cores), progress.say
+        cores = (*plan.gpu.cores, *plan.cpu.cores)
+        device_model.choose_products(forward, buckets, _folder(plan), cores, progress.say)
+        maker = device_model.choose_attention(
+            forward, choice, buckets[-1], _folder(plan), cores, progress.say
         )
     with progress.phase("pools", "making the GPU's KV pool"):
         layout = kv_layout(plan, plan.gpu.tp)
@@ -90,7 +92,7 @@ def build_device(
             pool,
             limit,
             buckets,
-            choice,
+            maker,
             boundaries,
             progress.steps("capturing decode steps"),
             max_sampled=buckets[-1] + beside,

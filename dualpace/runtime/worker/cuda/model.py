@@ -4,14 +4,15 @@
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dualpace.graphs.gpu import attention, tune
+from dualpace.graphs.gpu import attention, tune, tune_attention
 from dualpace.graphs.gpu.attention import Heads
 from dualpace.graphs.gpu.capture import Capturer, DecodeGraphs
 from dualpace.graphs.gpu.forward import Forward, Rows
@@ -88,12 +89,8 @@ def choose_products(
     """Which product serves which bucket: read from `folder`, else measured with all `cores`."""
     if forward.spec.hidden < _WORTH_TUNING:
         return
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {*own, *cores})  # compiling is parallel
-    try:
+    with _on_all(cores):
         tune.tune(forward.apart(), TUNED, folder, len(cores) or 1, progress)
-    finally:
-        os.sched_setaffinity(0, own)
     table = forward.choices.table
     for bucket in buckets:
         near = next((size for size in TUNED if size >= bucket), None)
@@ -102,12 +99,46 @@ def choose_products(
                 table.setdefault((product, bucket), table.get((product, near)))
 
 
+def choose_attention(
+    forward: Forward,
+    choice: attention.Choice,
+    largest: int,
+    folder: Path | None,
+    cores: Sequence[int],
+    progress: Callable[[str], None],
+) -> attention.Maker:
+    """Attention as chosen, decode of each bucket by the fastest where there are several: read from
+    `folder`, else measured. Before the pool takes the device's memory.
+    """
+    spec, dtype, device = forward.spec, forward.dtype, forward.device
+    heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
+    maker = attention.make(choice, heads, dtype, device)
+    if choice.name != "flashinfer" or spec.hidden < _WORTH_TUNING:
+        return maker
+    processes = len(cores) or 1
+    with _on_all(cores):
+        return tune_attention.tuned(
+            maker, heads, dtype, device, largest, folder, processes, progress
+        )
+
+
+@contextmanager
+def _on_all(cores: Sequence[int]) -> Iterator[None]:
+    """For compiling, which is parallel: children inherit the cores of this thread."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {*own, *cores})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def make_model(
     forward: Forward,
     pool: Tensor,
     max_rows: int,
     buckets: Sequence[int],
-    choice: attention.Choice,
+    maker: attention.Maker,
     segmented: bool,
     progress: Callable[[int, int], None],
     max_sampled: int = 0,
@@ -119,8 +150,6 @@ def make_model(
     """
     spec, device = forward.spec, forward.device
     caches = list(pool.unbind(0))
-    heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
-    maker = attention.make(choice, heads, forward.dtype, device)
     rows = Rows.empty(spec, max(max_rows, buckets[-1]), forward.dtype, device)
     sampled = torch.zeros(max(max_sampled, buckets[-1]), dtype=torch.int32, device=device)
     capturer = Capturer(device)
