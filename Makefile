@@ -14,7 +14,7 @@ RIGHT_PYTHON = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
 	$(shell $(p) -c '$(RIGHT_PYTHON)' 2>/dev/null && echo $(p))))
 
-.PHONY: .venv serve test coverage test-ipex lint format clean
+.PHONY: .venv serve test coverage test-ipex lint format docs clean
 .DEFAULT_GOAL := serve
 
 .venv: $(VENV)/.dev-installed
@@ -65,6 +65,9 @@ $(VENV)/.serve-installed: pyproject.toml setup.py
 $(VENV)/.dev-installed: pyproject.toml setup.py
 	$(call install,[dev])
 	@touch $(VENV)/.serve-installed $@
+
+docs: $(VENV)/.serve-installed
+	$(BIN)/python -m dualpace.settings.reference > docs/configuration.md
 
 clean:
 	rm -rf $(VENV) .venv-ipex build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

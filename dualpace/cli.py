@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import PlotConfig
 from dualpace.settings.check import check
-from dualpace.settings.compose import as_schema, conf_dir, register
+from dualpace.settings.compose import as_schema, conf_dir, help_text, register
 from dualpace.settings.schema import (
     BenchConfig,
     ProfileHwConfig,
@@ -55,6 +55,9 @@ def command(name: str, body: Callable[[Any], None]) -> None:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises what it would otherwise print at length
     try:
+        if {"--help", "-h"} & set(sys.argv):
+            print(help_text(name, sys.argv[1:]))
+            return
         hydra.main(version_base="1.3", config_path=conf_dir(), config_name=name)(task)()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(sentence(error))

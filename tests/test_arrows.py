@@ -63,10 +63,15 @@ def imports(tree: ast.AST, types: bool) -> Iterator[ast.Import | ast.ImportFrom]
 
 
 @functools.cache
+def tree(file: Path) -> ast.AST:
+    return ast.parse(file.read_text())
+
+
+@functools.cache
 def targets(file: Path, types: bool) -> set[Path]:
     """Files of the package that `file` imports."""
     found: set[Path | None] = set()
-    for node in imports(ast.parse(file.read_text()), types):
+    for node in imports(tree(file), types):
         if isinstance(node, ast.Import):
             found |= {module_file(alias.name) for alias in node.names}
             continue

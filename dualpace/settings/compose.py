@@ -2,6 +2,8 @@
 
 import functools
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,20 @@ def load(*overrides: str, root: str = "serve") -> Any:
     assert isinstance(config, SystemConfig)
     check(config)
     return config
+
+
+def help_text(root: str, words: Sequence[str]) -> str:
+    """What `--help` prints beside `words`, the other arguments. Hydra's own takes seconds to list
+    all groups that it knows."""
+    overrides = [word for word in words if not word.startswith("-") and "=" in word]
+    parts = [part for word in words for part in (word.split("=") if word[0] == "-" else [word])]
+    for flag, folder in pairwise(parts):
+        if flag in ("--config-dir", "-cd"):
+            overrides.append(f"hydra.searchpath=['file://{Path(folder).absolute()}']")
+    register()
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        text: str = compose(root, overrides, return_hydra_config=True).hydra.help.template
+    return text
 
 
 def as_schema(node: DictConfig) -> Any:

@@ -41,12 +41,12 @@ def _groups(_root_: DictConfig) -> str:
         files = {file.stem for folder in folders for file in (folder / group).glob("*.yaml")}
         prefix = "+" if group in more else ""
         lines.append(_wrapped(f"{prefix}{group}: ", ", ".join(sorted(files))))
-    return _escaped("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _keys(_root_: DictConfig) -> str:
     keys = [key for key in _root_ if key != "hydra"]
-    return _escaped("\n".join(line for key in keys for line in _setting(_root_, str(key), 0)))
+    return "\n".join(line for key in keys for line in _setting(_root_, str(key), 0))
 
 
 def _setting(parent: DictConfig, key: str, depth: int) -> Iterator[str]:
@@ -90,8 +90,3 @@ def _wrapped(head: str, text: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _escaped(text: str) -> str:
-    """Hydra fills its own names into the template that this becomes a part of."""
-    return text.replace("$", "$$")

@@ -1,0 +1,95 @@
+"""What the documents say is there is there: files, links, settings and commands."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from dualpace.settings.compose import conf_dir, register
+from dualpace.settings.reference import document
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+COMMANDS = ("serve", "doctor", "bench", "simulate", "profile_hw", "plot")  # composed by Hydra
+FAST = re.compile(r"--help|--cfg|scripts/(doctor|simulate|plot)\.py")  # of README, run for real
+
+
+def commands(file: Path) -> list[list[str]]:
+    """Words of each `python ...` line in the file's code blocks; a comment ends a line."""
+    found = []
+    for block in re.findall(r"```\w*\n(.*?)```|((?:\n {4}.*)+)", file.read_text(), re.DOTALL):
+        text = re.sub(r"\\\n\s*", " ", "".join(block))
+        for line in text.splitlines():
+            if line.strip().startswith("python "):
+                found.append(shlex.split(line, comments=True))
+    return found
+
+
+def all_commands() -> list[tuple[str, list[str]]]:
+    return [(file.name, words) for file in DOCUMENTS for words in commands(file)]
+
+
+def test_the_reference_of_settings_is_what_the_schemas_say() -> None:
+    written = (ROOT / "docs" / "configuration.md").read_text()
+    assert written == document(), "docs/configuration.md is stale: run `make docs`"
+
+
+def test_there_are_commands_to_check() -> None:
+    scripts = {Path(words[1]).stem for _, words in all_commands()}
+    assert set(COMMANDS) <= scripts
+
+
+def test_commands_name_settings_that_exist() -> None:
+    register()
+    wrong = []
+    for name, words in all_commands():
+        if words[1] == "-m":
+            if importlib.util.find_spec(words[2]) is None:
+                wrong.append(f"{name}: no module {words[2]}")
+        elif not (ROOT / words[1]).is_file():
+            wrong.append(f"{name}: no file {words[1]}")
+        elif (script := Path(words[1]).stem) in COMMANDS:
+            sweep = "-m" in words or "--multirun" in words
+            overrides = [word for word in words[2:] if "=" in word and not word.startswith("--")]
+            if sweep:  # its first point
+                overrides = [re.sub(r"=([^\[{\'\"]*?),.*", r"=\1", word) for word in overrides]
+            try:
+                with initialize_config_dir(conf_dir(), version_base="1.3"):
+                    compose(script, [word for word in overrides if "$" not in word])
+            except Exception as error:
+                wrong.append(f"{name}: {shlex.join(words)}: {error}")
+    assert wrong == []
+
+
+def test_the_readmes_commands_that_are_quick_run(tmp_path: Path) -> None:
+    """In its order and one folder: the figures are drawn from what the simulation has left."""
+    shown = [words for words in commands(ROOT / "README.md") if FAST.search(shlex.join(words))]
+    assert len(shown) >= 5
+    for words in shown:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / words[1]), *words[2:]],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
+    assert (tmp_path / "runs" / "figures" / "figure9.png").is_file()
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda f: str(f.relative_to(ROOT)))
+def test_links_and_files_exist(file: Path) -> None:
+    text = file.read_text()
+    links = [link.split("#")[0] for link in re.findall(r"\]\((?!http|#)([^)]+)\)", text)]
+    lost = [link for link in links if not (file.parent / link).exists()]
+    places = re.findall(r"`((?:dualpace|scripts|tests|conf|docs)/[\w./-]*[\w/])`", text)
+    real = [place for place in places if not re.search("NAME|GROUP", place)]
+    lost += [place for place in real if not (ROOT / place).exists()]
+    assert lost == []
