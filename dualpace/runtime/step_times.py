@@ -59,11 +59,11 @@ class StepTimes:
             for name, c in curves.items()
         }
 
-    def gpu_decode_s(self, rows: int, kv_tokens: int) -> float:
+    def gpu_decode_s(self, rows: int, kv_tokens: float) -> float:
         """A GPU round of decodes alone."""
         return self.gpu_dense(rows) + (self.gpu_attention(kv_tokens) if kv_tokens else 0.0)
 
-    def cpu_decode_s(self, rows: int, kv_tokens: int, gpu_round_s: float) -> float:
+    def cpu_decode_s(self, rows: int, kv_tokens: float, gpu_round_s: float) -> float:
         """A CPU iteration beside GPU rounds of that length."""
         own = self.cpu_dense(rows) + (self.cpu_attention(kv_tokens) if kv_tokens else 0.0)
         return own + self.cpu_wait(rows) * gpu_round_s

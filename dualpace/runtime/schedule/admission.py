@@ -1,31 +1,31 @@
 """Whether the host tier brings more than it costs: beyond the paper, which sends a prompt to the
 host whenever HBM is full.
 
-A host token may be slow, and its assists take GPU time from everybody, however few rows share
-them. What a request would gain and cost on the host is estimated in request-seconds from predicted
-step times; the tier takes it only if it gains. Knows no queue verbs and no device.
+A token is slower on the host, and the assists of an iteration take GPU time from everybody, however
+few rows share them. Both are judged by predicted step times. Knows no queue verbs and no device.
 """
 
 from dataclasses import dataclass
 
 from dualpace.runtime.schedule.draft import Draft
+from dualpace.runtime.schedule.view import finish_peak
 from dualpace.runtime.step_times import StepTimes
-from dualpace.runtime.types import BLOCK_TOKENS, Request, blocks_for
-
+from dualpace.runtime.types import Request
 
 MARGIN = 1.5  # a win must be clear: the estimates are rough, and a tier that is idle costs nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
-    """One request on the host instead of in HBM, in seconds."""
+class Tiers:
+    """Both tiers as they are. A round of decodes in HBM would take `round_s` seconds."""
 
-    round_s: float  # a GPU round of decodes now
-    slower_s: float  # how much later its remaining tokens would end
-    assists_s: float  # GPU time that they would cost, its share of each iteration's assists
-    relieved_s: float  # GPU time that they would cost in HBM, its share of each round
-    resident: int  # requests that decode on the GPU
-    behind: int  # prompts that wait, the candidate included
+    resident: int  # requests that decode in HBM
+    on_host: int
+    host_tokens: int  # KV tokens of those
+    behind: int  # prompts that wait
+    answer: float  # tokens that a resident is expected to make in all, mean
+    context: float  # KV tokens of a resident, mean
+    round_s: float
 
     @property
     def others(self) -> int:
@@ -42,64 +42,70 @@ class HostAdmission:
     def takes_prompt(self, draft: Draft, request: Request, outputs: int) -> bool:
         """Whether a prompt that HBM has no room for should not wait for it.
 
-        Waiting costs everybody behind it as long as HBM needs to make room. On the host its tokens
-        are slower, and the GPU pays for assists instead of for rows.
+        Assists cost the GPU as much for few rows, and KV takes the longer to read the more there
+        is. So the tier is judged by a size that it would reach, between what it has now and the
+        company that this prompt can count on: half of those who wait, and of those whose prompts
+        can be computed while it decodes. If some size wins, it is open to all.
         """
-        short = blocks_for(request.prefill_len) - (draft.free - draft.marked_blocks)
-        rounds = rounds_until_free(draft.queue, short)
-        if rounds is None:
-            return True
-        p = self._prospect(draft, request.prefill_len, outputs - request.num_output, starts=True)
-        if p.assists_s >= p.relieved_s:
-            return False
-        gained_s = p.behind * rounds * p.round_s + p.others * (p.relieved_s - p.assists_s)
-        return gained_s > MARGIN * p.slower_s
+        peak = finish_peak(request, outputs)
+        if not draft.queue or peak > draft.view.gpu_capacity:
+            return True  # HBM would never be free for it, or not for the end of a decode
+        tiers, most = tiers_of(draft, self._times), draft.view.limits.cpu_rows
+        rows = min(tiers.on_host + 1, most)
+        meanwhile = (
+            tiers.answer * self._iteration_s(tiers, rows) / self._times.prefill(tiers.context)
+        )
+        company = min(int(min(tiers.behind, meanwhile) / 2), most)
+        while rows < company:
+            if self._wins(tiers, rows):
+                return True
+            rows *= 2
+        return self._wins(tiers, max(company, min(tiers.on_host + 1, most)))
+
+    def _wins(self, tiers: Tiers, rows: int) -> bool:
+        """Whether a host batch of so many rows brings more than it costs, by seconds a token.
+
+        A request leaves HBM every `answer / resident` rounds. So with each token of its answer, one
+        that waits for that costs all behind it the GPU time of a token in HBM. On the host a token
+        costs all others its share of the assists instead, and comes later. Both sides grow with
+        the answer, so its length does not matter.
+        """
+        in_hbm_s = tiers.round_s / tiers.resident
+        saved_s = in_hbm_s - self._times.assist(rows) / rows
+        later_s = self._iteration_s(tiers, rows) - tiers.round_s
+        gained_s = tiers.behind * in_hbm_s + tiers.others * saved_s
+        return saved_s > 0 and gained_s > MARGIN * later_s
 
     def takes_victim(self, draft: Draft, request: Request) -> bool:
         """Whether a request that must leave HBM should go on on the host, not be recomputed.
 
         Recomputing costs everybody its prefill.
         """
+        tiers = tiers_of(draft, self._times)
+        rows = min(tiers.on_host + 1, draft.view.limits.cpu_rows)
         left = request.estimated_output - request.num_output - request.in_flight
-        p = self._prospect(draft, request.kv_len, left)
-        again_s = self._times.prefill(request.kv_len) * p.others
-        return p.slower_s + p.others * p.assists_s < again_s
+        later_s = self._iteration_s(tiers, rows) - tiers.round_s
+        on_host_s = left * (later_s + tiers.others * self._times.assist(rows) / rows)
+        return on_host_s < tiers.others * self._times.prefill(request.kv_len)
 
-    def _prospect(self, draft: Draft, kv_len: int, outputs: int, starts: bool = False) -> Prospect:
-        """`starts`: others of those who wait would follow it to the host."""
-        view, times = draft.view, self._times
-        resident = max(len(draft.queue), 1)
-        round_s = times.gpu_decode_s(resident, sum([r.kv_len for r in draft.queue]))
-        on_host = [*view.cpu_running, *view.cpu_waiting, *draft.round.swap_out]
-        prompts = draft.round.prefill_cpu
-        rows, most = len(on_host) + len(prompts), view.limits.cpu_rows
-        kv_tokens = sum([r.kv_len for r in on_host]) + sum([p.num_tokens for p in prompts])
-        iteration_s = times.cpu_decode_s(min(rows + 1, most), kv_tokens + kv_len, round_s)
-        behind = max(len(view.waiting) - len(prompts) - len(draft.round.prefill_gpu), 0)
-        sharing = rows + 1
-        if starts:
-            # Assists cost as much for few rows, so a tier that is to start needs company: half of
-            # those who wait, and of those whose prompts can be computed while this one decodes.
-            meanwhile = outputs * iteration_s / times.prefill(kv_len)
-            sharing = max(sharing, int(min(behind, meanwhile) / 2))
-        sharing = min(sharing, most)
-        return Prospect(
-            round_s=round_s,
-            slower_s=outputs * (iteration_s - round_s),
-            assists_s=outputs * times.assist(sharing) / sharing,
-            relieved_s=outputs * round_s / resident,
-            resident=resident,
-            behind=max(behind, 1),
-        )
+    def _iteration_s(self, tiers: Tiers, rows: int) -> float:
+        """A CPU iteration when those on the host have been joined by others like the residents."""
+        kv_tokens = tiers.host_tokens + max(rows - tiers.on_host, 0) * tiers.context
+        return self._times.cpu_decode_s(rows, kv_tokens, tiers.round_s)
 
 
-def rounds_until_free(queue: list[Request], short: int) -> int | None:
-    """Rounds of decodes until `short` more HBM blocks are free, as requests end; None if never."""
-    ends = sorted([(r.estimated_output - r.num_output - r.in_flight, r.peak_blocks) for r in queue])
-    freed, left = 0, len(ends)
-    for rounds, blocks in ends:
-        freed += blocks
-        left -= 1
-        if freed - left * rounds / BLOCK_TOKENS > short:  # those left have grown
-            return max(rounds, 1)
-    return None
+def tiers_of(draft: Draft, times: StepTimes) -> Tiers:
+    """With the decisions of the draft so far."""
+    view, queue, prompts = draft.view, draft.queue, draft.round.prefill_cpu
+    resident = max(len(queue), 1)
+    kv_tokens = sum([r.kv_len for r in queue])
+    on_host = [*view.cpu_running, *view.cpu_waiting, *draft.round.swap_out]
+    return Tiers(
+        resident=resident,
+        on_host=len(on_host) + len(prompts),
+        host_tokens=sum([r.kv_len for r in on_host]) + sum([p.num_tokens for p in prompts]),
+        behind=max(len(view.waiting) - len(prompts) - len(draft.round.prefill_gpu), 1),
+        answer=sum([r.estimated_output for r in queue]) / resident,
+        context=kv_tokens / resident,
+        round_s=times.gpu_decode_s(resident, kv_tokens),
+    )

@@ -3,14 +3,12 @@
 import pytest
 
 from dualpace.runtime.schedule import State, make_policy
-from dualpace.runtime.schedule.admission import rounds_until_free
 from dualpace.runtime.schedule.estimate import Quantile
 from dualpace.runtime.step_times import Curve, StepTimes
-from dualpace.runtime.types import Request
 from tests.runtime.schedule.drive import add, decoding, gpu, ids, make
 from tests.runtime.schedule.predictor import flat_times
 
-# A GPU round takes 1 s, a CPU iteration 3 s, a prefill 1 s.
+# A GPU round takes 1 s, and so does a prefill.
 
 
 def full_hbm(times: StepTimes | None, waiting: int, outputs: int = 20) -> State:
@@ -27,18 +25,18 @@ def test_without_predicted_times_the_host_takes_whoever_fits() -> None:
     assert gpu(full_hbm(None, 1)).prefill_cpu == [1]
 
 
-@pytest.mark.parametrize(("waiting", "taken"), [(1, []), (2, [1]), (12, [1])])
+@pytest.mark.parametrize(("waiting", "taken"), [(2, []), (3, [1]), (12, [1])])
 def test_a_prompt_waits_for_hbm_until_its_wait_costs_those_behind_more(
     waiting: int, taken: list[int]
 ) -> None:
-    """HBM is free in 7 s; on the host 20 tokens end 40 s later, which must be won by half as much
-    again. The only decode bears whole rounds, so everybody is relieved of 20 s."""
-    state = full_hbm(flat_times(cpu=3.0), waiting)
+    """On the host each token comes 4 s later, which must be won by half as much again. The only
+    decode bears whole rounds: all behind it lose 1 s a token, all others are relieved of 1 s."""
+    state = full_hbm(flat_times(cpu=5.0), waiting)
     assert gpu(state).prefill_cpu[:1] == taken
 
 
 def test_a_prompt_that_waits_goes_to_hbm_when_the_decode_has_ended() -> None:
-    state = full_hbm(flat_times(cpu=3.0), 1)
+    state = full_hbm(flat_times(cpu=5.0), 1)
     for _ in range(9):
         step = gpu(state)
     assert ids(state.gpu_running) == [1] and not step.prefill_cpu
@@ -47,6 +45,13 @@ def test_a_prompt_that_waits_goes_to_hbm_when_the_decode_has_ended() -> None:
 def test_assists_dearer_than_rows_keep_the_tier_off_however_many_wait() -> None:
     assert gpu(full_hbm(flat_times(cpu=1.5, assist=50.0), 12)).prefill_cpu == []
     assert gpu(full_hbm(flat_times(cpu=1.5, assist=0.5), 12)).prefill_cpu
+
+
+def test_a_tier_that_only_a_few_could_use_starts_for_the_company_that_is_to_come() -> None:
+    """An iteration's assists take 2 s of the GPU, too much for two rows and not for three."""
+    times = flat_times(cpu=5.0, assist=2.0)
+    assert gpu(full_hbm(times, 4)).prefill_cpu == []
+    assert gpu(full_hbm(times, 6)).prefill_cpu
 
 
 def test_what_hbm_alone_could_never_hold_goes_to_the_host_at_once() -> None:
@@ -78,16 +83,6 @@ def test_prompts_for_hbm_are_cut_at_the_soft_limit_and_host_prompts_are_not() ->
     second = gpu(state)
     assert [(r.request.id, r.num_tokens) for r in second.rows] == [(0, 36), (1, 100)]
     assert second.prefill_cpu == [1]
-
-
-def test_rounds_until_blocks_are_free_count_what_the_others_grow_by() -> None:
-    queue = [
-        Request(i, 16, 99, estimated_output=left + 1, num_output=1, peak_blocks=4)
-        for i, left in enumerate((10, 20, 90))
-    ]
-    assert rounds_until_free(queue, 2) == 10, "4 blocks, less 2 requests that grow 10 tokens each"
-    assert rounds_until_free(queue, 3) == 20
-    assert rounds_until_free(queue, 12) is None
 
 
 def test_curves_are_level_before_the_first_point_and_go_on_straight() -> None:
