@@ -65,6 +65,7 @@ class WorkerGroup:
             )
             for rank, channel in enumerate(channels)
         )
+        self._first, *self._others = self.ranks
 
     # ---- life
 
@@ -138,8 +139,9 @@ class WorkerGroup:
 
     def send(self, message: Message) -> None:
         assert self.ready, f"{self.role} worker is not ready"
-        for rank in self.ranks:
-            rank.channel.send_down(message)
+        self._first.channel.send_down(message)
+        for rank in self._others:
+            rank.post(message)
 
     def _status(self, rank: WorkerHandle, message: Message) -> None:
         if self._is_ending:

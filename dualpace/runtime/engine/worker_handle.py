@@ -9,12 +9,15 @@ import json
 import os
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from dualpace.runtime.channel import Channel, silence
 from dualpace.runtime.messages import Failed, Hello, Phase, Ready
 from dualpace.runtime.process import send, start_process
 from dualpace.runtime.wire import Message
+
+_FULL_MAILBOX_PAUSE_S = 0.001
 
 
 class WorkerHandle:
@@ -52,6 +55,7 @@ class WorkerHandle:
         self._on_status = on_status
         self._on_result = on_result
         self._on_death = on_death
+        self._outbox: deque[Message] = deque()  # while its mailbox is full
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._lifeline: socket.socket | None = None
@@ -63,6 +67,7 @@ class WorkerHandle:
         self.channel.down.reset()
         self.channel.up.reset()
         self.has_worked = False
+        self._outbox.clear()
         where = ["--role", self._role, "--rank", str(self.rank)]
         arguments = [*where, "--fds", json.dumps(self._fds)]
         self._process, self._lifeline = start_process(
@@ -112,6 +117,19 @@ class WorkerHandle:
             self._forget_process()
 
     # ---- messages
+
+    def post(self, message: Message) -> None:
+        """Sends in order and as there is room: a rank that does not speak may be behind the one
+        whose results the next batches follow."""
+        self._outbox.append(message)
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and self.channel.down.has_room():
+            self.channel.send_down(self._outbox.popleft())
+        if self._outbox:
+            asyncio.get_running_loop().call_later(_FULL_MAILBOX_PAUSE_S, self._flush)
 
     def _receive(self) -> None:
         silence(self.channel.bell_up)

@@ -120,7 +120,8 @@ class AcceleratorWorker:
             assert isinstance(message, GpuBatch)
             self._batches.append(message)
         outstanding = len(self._batches) + (self._tasks is not None)
-        assert outstanding <= MAX_STEPS_IN_FLIGHT, f"{outstanding} batches outstanding"
+        # Another rank than the first may be behind by batches that compute nothing.
+        assert outstanding <= MAX_STEPS_IN_FLIGHT or self._link.rank, f"{outstanding} batches"
 
     def _report_transfers(self) -> None:
         ended = np.array(self._transfers.take_ended(), np.int64)
