@@ -17,6 +17,7 @@ Shape suffixes: M rows, H hidden, S splits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dualpace.graphs.collective import TorchCollective
 from dualpace.graphs.gpu.device import launch_options
+
+log = logging.getLogger(__name__)
 
 # All programs of a launch must be on the device at once, since each waits for another GPU's.
 MAX_ROWS = 256
@@ -51,26 +54,22 @@ class PeerSums:
     @classmethod
     def join(
         cls, collective: TorchCollective, hidden: int, dtype: torch.dtype, device: torch.device
-    ) -> PeerSums:
-        """Together with the other ranks of an NCCL group. RuntimeError where GPUs cannot read each
-        other's memory.
+    ) -> PeerSums | None:
+        """Together with the other ranks of an NCCL group; None on all of them where one cannot read
+        another's memory.
         """
-        import torch.distributed._symmetric_memory as symmetric
-
         shapes = ((2, MAX_ROWS, hidden), (2, MAX_ROWS, collective.size))
-        mapped = []
-        for shape, kind in zip(shapes, (dtype, torch.int32), strict=True):
-            own = symmetric.empty(*shape, dtype=kind, device=device)
-            own.zero_()
-            handle = symmetric.rendezvous(own, collective.group)
-            mapped.append(
-                [
-                    own if rank == collective.rank else handle.get_buffer(rank, shape, kind)
-                    for rank in range(collective.size)
-                ]
-            )
+        mapped: list[list[Tensor]] = []
+        try:
+            for shape, kind in zip(shapes, (dtype, torch.int32), strict=True):
+                mapped.append(_map(collective, shape, kind, device))
+        except RuntimeError as error:
+            log.warning("GPUs add up by NCCL alone, since one cannot read another's: %s", error)
         torch.cuda.synchronize(device)
-        collective.barrier()  # nobody's flags are raised before all have been lowered
+        # Nobody's flags are raised before all have been lowered.
+        is_mapped = torch.full((1,), float(len(mapped) == len(shapes)), device=device)
+        if collective.all_reduce(is_mapped).item() < collective.size:
+            return None
         return cls(collective.rank, *mapped)
 
     def add_norm(
@@ -99,6 +98,21 @@ class PeerSums:
             num_warps=8,
             **launch_options(x_MH.device),
         )
+
+
+def _map(
+    collective: TorchCollective, shape: tuple[int, ...], kind: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Zeros of this shape on every rank, all of them mapped here."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    own = symmetric.empty(*shape, dtype=kind, device=device)
+    own.zero_()
+    handle = symmetric.rendezvous(own, collective.group)
+    return [
+        own if rank == collective.rank else handle.get_buffer(rank, shape, kind)
+        for rank in range(collective.size)
+    ]
 
 
 @triton.jit

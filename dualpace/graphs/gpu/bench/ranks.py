@@ -135,6 +135,7 @@ def make_forward(bench: RankBench, spec: ModelSpec, weights: Weights, form: str)
     peers = None
     if form == "peers":
         peers = PeerSums.join(bench.collective, spec.hidden, weights.embed.dtype, bench.device)
+        assert peers is not None, "GPUs cannot read each other's memory"
     shard, collective = bench.shard, bench.collective
     return Forward(spec, weights, cos, sin, PROMPT, shard=shard, collective=collective, peers=peers)
 
@@ -208,7 +209,9 @@ def decode_some(bench: RankBench, model: Model) -> tuple[Tensor, Tensor]:
             np.arange(1, count + 1, dtype=np.int64) * 16 + step,
             PagedRows.of([[row + 1] for row in range(count)], [step + 1] * count),
             zeros if greedy else zeros + 0.8,
-            (np.arange(count) % 3 * 20).astype(np.int32),
+            # Among all of a random model's tokens, which are about equally likely, the smallest
+            # difference decides a draw.
+            (np.arange(count) % 3 * 20 + 20).astype(np.int32),
             (1 - np.arange(count) % 2 * 0.1).astype(np.float32),
             random.random(count, np.float32),
         )
@@ -245,6 +248,7 @@ def sums(bench: RankBench) -> None:
     repeats, hidden = 32, bench.spec.hidden
     found: dict[int, dict[str, float]] = {}
     peers = PeerSums.join(bench.collective, hidden, torch.bfloat16, bench.device)
+    assert peers is not None, "GPUs cannot read each other's memory"
     for count in (*ROWS, PROMPT):
         x, h = torch.zeros(2, count, hidden, device=bench.device).bfloat16().unbind(0)
         parts = torch.zeros(1, count, hidden, device=bench.device).bfloat16()

@@ -12,11 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dualpace.graphs.collective import TorchCollective
 from dualpace.graphs.gpu import attention, tune, tune_attention
 from dualpace.graphs.gpu.attention import Heads
 from dualpace.graphs.gpu.capture import Capturer, DecodeGraphs
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.linear import PRODUCTS, Choices
+from dualpace.graphs.gpu.peer_sums import PeerSums
 from dualpace.graphs.gpu.skinny import MAX_ROWS
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
@@ -75,8 +77,10 @@ def make_forward(
     ranks: Ranks = ALONE,
 ) -> Forward:
     cos, sin = (t.to(weights.embed.device) for t in rope_table(spec, max_context))
-    shard, collective = ranks.shard, ranks.collective
-    return Forward(spec, weights, cos, sin, max_rows, choices, shard=shard, collective=collective)
+    shard, collective, peers = ranks.shard, ranks.collective, None
+    if isinstance(collective, TorchCollective):
+        peers = PeerSums.join(collective, spec.hidden, weights.embed.dtype, weights.embed.device)
+    return Forward(spec, weights, cos, sin, max_rows, choices, None, shard, collective, peers)
 
 
 def choose_products(
