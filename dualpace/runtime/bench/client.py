@@ -6,6 +6,7 @@ reason for aiohttp). Only the last event with token counts is read. Knows nothin
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -75,8 +76,8 @@ class Client:
                 cards: list[dict[str, Any]] = (await response.json())["data"]
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"bench.url={self.url} does not list its models ({error!r}): give the address of "
-                f"an OpenAI-compatible server that runs."
+                f"bench.url={self.url} does not list its models ({_reason(error)}): give the "
+                f"address of an OpenAI-compatible server that runs."
             ) from None
         for card in cards:
             if name is None or card["id"] == name:
@@ -145,3 +146,20 @@ def _read_end(answer: Answer, tail: bytes) -> None:
         del answer.token_times_s[answer.completion_tokens :]
     if answer.error is None and answer.completion_tokens is None:
         answer.error = "the stream ended without token counts"
+
+
+def _reason(error: Exception) -> str:
+    """Why a server did not answer as it should, in a few words."""
+    match error:
+        case aiohttp.ClientConnectorError():
+            number = error.os_error.errno or 0  # negative: of the name's look-up, which has words
+            return os.strerror(number) if number > 0 else str(error.os_error.strerror)
+        case aiohttp.InvalidURL():
+            return "no valid address"
+        case TimeoutError():
+            return "no answer in time"
+        case aiohttp.ContentTypeError():
+            return f"status {error.status}, and no JSON"
+        case aiohttp.ClientError():
+            return str(error) or "the connection was lost"
+    return "its answer has another form"

@@ -147,7 +147,7 @@ def test_goodput_counts_requests_within_all_targets(fake: Callable[[Behaviour], 
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("bench.url=http://127.0.0.1:9", "does not list its models"),
+        ("bench.url=http://127.0.0.1:9", r"does not list its models \(Connection refused\)"),
         ("bench.peer=sglang", "choose one of vllm, vllm_offload, llama_cpp"),
         ("bench.peer=vllm", "needs vllm, which is not on PATH"),
         ("bench.client_cores=1000", "leaves the server none"),
