@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import hydra
@@ -57,6 +58,9 @@ def command(name: str, body: Callable[[Any], None]) -> None:
     try:
         if {"--help", "-h"} & set(sys.argv):
             print(help_text(name, sys.argv[1:]))
+            return
+        if "--version" in sys.argv:
+            print(f"DualPace {version('dualpace')}")
             return
         hydra.main(version_base="1.3", config_path=conf_dir(), config_name=name)(task)()
     except (HydraException, OmegaConfBaseException) as error:

@@ -34,6 +34,10 @@ def test_help_names_the_tool_its_groups_and_defaults(tmp_path: Path) -> None:
     assert "_schema" not in out and "workload" not in out  # nothing of its insides or other tools
 
 
+def test_the_version_is_ours(tmp_path: Path) -> None:
+    assert run("serve", "--version", cwd=tmp_path).stdout.startswith("DualPace ")
+
+
 def test_cfg_job_prints_the_configuration_and_leaves_no_file(tmp_path: Path) -> None:
     done = run("serve", "+hw=rtx4090", "--cfg", "job", "--resolve", cwd=tmp_path)
     assert done.stdout.startswith("hw:\n  name: rtx4090\n")

@@ -18,6 +18,7 @@ from dualpace.settings.schema import ROOTS, VARIANTS
     [
         ("gpu.max_bach=8", "gpu.max_bach is no setting: did you mean gpu.max_batch_size?"),
         ("gpu_blocks=8", "gpu_blocks is no setting: did you mean kv.gpu_blocks?"),
+        ("port=9000", "port is no setting: did you mean server.port?"),
         ("gpu.look_ahead=true", "gpu.look_ahead is no setting: did you mean runtime.look_ahead?"),
         ("gpu.colour=red", "gpu.colour is no setting: --help lists all."),
         ("modle=smollm2", "modle is no setting: did you mean model?"),

@@ -17,7 +17,7 @@ from omegaconf.errors import (
 
 from dualpace.settings.help import APPENDED
 from dualpace.settings.meaning import meanings
-from dualpace.settings.schema import SystemConfig
+from dualpace.settings.schema import ServeConfig
 
 
 def sentence(error: Exception) -> str:
@@ -69,7 +69,7 @@ def _unknown_key(error: OmegaConfBaseException) -> str:
     prefix = f"{parent}." if parent else ""
     near = [prefix + name for name in difflib.get_close_matches(str(error.key), known, 1)]
     if not near:  # perhaps the group was forgotten, or another one meant
-        near = [full for full in _all_keys(SystemConfig) if full.endswith(f".{error.key}")]
+        near = [full for full in _all_keys(ServeConfig) if full.endswith(f".{error.key}")]
     hint = f"did you mean {near[0]}?" if near else "--help lists all."
     return f"{error.full_key} is no setting: {hint}"
 
