@@ -81,6 +81,17 @@ def serve(tmp_path: Path) -> Serve:
     return run
 
 
+@pytest.fixture(scope="session")
+def undisturbed() -> list[list[int]]:
+    """The crowd's answers by an engine with room for everything, one clock and no faults."""
+    from dualpace import LLM
+    from tests.e2e.crowd import PARAMS, PROMPTS
+
+    settings = {"model.dtype": "float32", "compile.backend": "eager", "kv.gpu_blocks": 512}
+    with LLM("random:tiny", **settings) as llm:
+        return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
 @pytest.fixture
 def rounds(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """The round log, complete once the model has been closed."""

@@ -12,38 +12,19 @@ from typing import Any
 import httpx
 import pytest
 
-from dualpace import SamplingParams
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e.conftest import Serve
+from tests.e2e.crowd import PARAMS, PROMPTS, TIGHT
 from tests.e2e.server_process import Server, cmdline
 
 Rounds = Callable[[], list[dict[str, Any]]]
-
-# Too little HBM for all, and every post-attention assisted: both engines and both workers matter.
-TIGHT = {
-    "kv.gpu_blocks": 30,
-    "cpu.max_batch_size": 4,
-    "assist.post_attention_limit": 0,
-    "assist.post_layer_limit": 0,
-}
-PROMPTS = [[i + 1] * (5 + 7 * i) for i in range(12)]
-PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """The answers of an engine with room for everything, one clock and no faults."""
-    from dualpace import LLM
-
-    settings = {"model.dtype": "float32", "compile.backend": "eager", "kv.gpu_blocks": 512}
-    with LLM("random:tiny", **settings) as llm:
-        return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 
 def test_late_and_reordered_copies_change_nothing(
     serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
 ) -> None:
-    with serve(**TIGHT, **{"runtime.worker_module": "tests.e2e.faulty_worker"}) as llm:
+    late = {"runtime.worker_module": "tests.e2e.faulty_worker"}
+    with serve(**TIGHT["dualpace"], **late) as llm:
         outputs = llm.generate(PROMPTS, PARAMS)
     assert [o.token_ids for o in outputs] == undisturbed
     log = rounds()
@@ -51,28 +32,32 @@ def test_late_and_reordered_copies_change_nothing(
     assert any(r["swap_out"] for r in log) and any(r["prefill_cpu"] for r in log)
 
 
-@pytest.mark.parametrize("role", ["gpu", "cpu"])
-def test_a_killed_worker_costs_no_answer(
-    role: str, serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
+@pytest.mark.parametrize("policy", TIGHT)
+def test_killed_workers_cost_no_answer(
+    policy: str, serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
 ) -> None:
-    with serve(**TIGHT) as llm:
-        victim = llm.stats()["workers"][role]["pid"]
-        killer = threading.Thread(target=_kill_when_busy, args=(llm, victim))
-        killer.start()
-        outputs = llm.generate(PROMPTS, PARAMS)
-        killer.join()
-        stats = llm.stats()
-    assert stats["workers"][role]["restarts"] == 1
-    assert [o.token_ids for o in outputs] == undisturbed
-    assert stats["gpu_blocks"]["used"] == stats["host_blocks"]["used"] == 0
+    with serve(**TIGHT[policy]) as llm:
+        for role in ("gpu", "cpu"):
+            victim = llm.stats()["workers"][role]["pid"]
+            killer = threading.Thread(target=_kill_when_busy, args=(llm, victim))
+            killer.start()
+            outputs = llm.generate(PROMPTS, PARAMS)
+            killer.join()
+            stats = llm.stats()
+            assert stats["workers"][role]["restarts"] == 1
+            assert [o.token_ids for o in outputs] == undisturbed
+            assert stats["gpu_blocks"]["used"] == stats["host_blocks"]["used"] == 0
     assert check_log(rounds()) == []
 
 
 def _kill_when_busy(llm: Any, pid: int) -> None:
-    """Once both engines have made tokens, and long before the end."""
-    while min(llm.stats()["tokens"].get(engine, 0) for engine in ("gpu", "cpu")) < 20:
+    """Once both tiers have made tokens, and long before the end."""
+    before = llm.stats()["tokens"]
+    while True:
+        tokens = llm.stats()["tokens"]
+        if all(tokens.get(tier, 0) - before.get(tier, 0) >= 20 for tier in ("gpu", "cpu")):
+            return os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
 
 
 def _stream_until_cut(url: str, started: threading.Event) -> None:
