@@ -12,8 +12,6 @@ from dualpace.runtime.schedule.view import finish_peak
 from dualpace.runtime.step_times import StepTimes
 from dualpace.runtime.types import Request
 
-MARGIN = 1.5  # a win must be clear: the estimates are rough, and a tier that is idle costs nothing
-
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
@@ -74,7 +72,7 @@ class HostAdmission:
         saved_s = in_hbm_s - self._times.assist(rows) / rows
         later_s = self._iteration_s(tiers, rows) - tiers.round_s
         gained_s = tiers.behind * in_hbm_s + tiers.others * saved_s
-        return saved_s > 0 and gained_s > MARGIN * later_s
+        return saved_s > 0 and gained_s > later_s
 
     def takes_victim(self, draft: Draft, request: Request) -> bool:
         """Whether a request that must leave HBM should go on on the host, not be recomputed.

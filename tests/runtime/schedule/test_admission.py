@@ -25,12 +25,12 @@ def test_without_predicted_times_the_host_takes_whoever_fits() -> None:
     assert gpu(full_hbm(None, 1)).prefill_cpu == [1]
 
 
-@pytest.mark.parametrize(("waiting", "taken"), [(2, []), (3, [1]), (12, [1])])
+@pytest.mark.parametrize(("waiting", "taken"), [(1, []), (2, [1]), (12, [1])])
 def test_a_prompt_waits_for_hbm_until_its_wait_costs_those_behind_more(
     waiting: int, taken: list[int]
 ) -> None:
-    """On the host each token comes 4 s later, which must be won by half as much again. The only
-    decode bears whole rounds: all behind it lose 1 s a token, all others are relieved of 1 s."""
+    """On the host each token comes 4 s later. The only decode bears whole rounds: all behind it
+    lose 1 s a token, all others are relieved of 1 s."""
     state = full_hbm(flat_times(cpu=5.0), waiting)
     assert gpu(state).prefill_cpu[:1] == taken
 
