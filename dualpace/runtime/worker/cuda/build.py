@@ -140,7 +140,7 @@ def _paired(
         progress.layer_times = device_times(model, lanes[0], link)
     with progress.phase("warm_up_lanes", "warming up"):
         exchange.buffer.answer_all(True)
-        for batch in _warm_up_pairs(model.buckets):
+        for batch in _warm_up_pairs(model.buckets, plan.cpu.max_batch_size):
             _run(paired, batch)
         exchange.buffer.answer_all(False)
     return paired
@@ -153,13 +153,14 @@ def _run(rounds: DeviceRounds | PairedRounds, batch: GpuBatch) -> None:
     rounds.take_finished()
 
 
-def _warm_up_pairs(buckets: Sequence[int]) -> Iterator[GpuBatch]:
+def _warm_up_pairs(buckets: Sequence[int], max_host_rows: int) -> Iterator[GpuBatch]:
     """Host rows of the scratch block beside decodes, beside prompts, and alone."""
+    largest = min(16, buckets[-1], max_host_rows)
     for temperature in (0.0, 0.7):
-        for count in {1, 3, min(16, buckets[-1])}:
+        for count in sorted({1, min(3, largest), largest}):
             first, second = [(HOST_FIRST, 5, 1)] * count, [(HOST_SECOND, 5, 1)] * count
             for own in ([(DECODE, 5, 1)], [(PREFILL_GPU, 0, 16)], []):
-                for host in (first, second, first + second):
+                for host in (first, second, (first + second)[-max_host_rows:]):
                     yield _batch(own + host, temperature)
 
 
