@@ -17,12 +17,12 @@ from tests.e2e.conftest import Serve
 
 Rounds = Callable[[], list[dict[str, Any]]]
 
-# Too little HBM for all until the first have ended, so that KV moves both ways; CPU batches of 1, 2
-# and more take each route.
+# Too little HBM for all until the first have ended, so that KV moves both ways.
 TIGHT = {
     "kv.gpu_blocks": 30,
     "kv.host_blocks": 200,
     "cpu.max_batch_size": 4,
+    # CPU batches of 1, 2 and more rows take one route each
     "assist.post_attention_limit": 2,
     "assist.post_layer_limit": 1,
 }
@@ -30,6 +30,12 @@ PROMPTS = [[i + 1] * (5 + 7 * i) for i in range(12)]
 PARAMS = [
     SamplingParams(temperature=0.8 * (i % 2), seed=5, max_tokens=max_tokens, ignore_eos=True)
     for i, max_tokens in enumerate([20] * 6 + [80] * 6)
+]
+# Longer than all of HBM, so the host decodes them: three, then two, then one.
+LONG_PROMPTS = [[i + 1] * (490 + 7 * i) for i in range(3)]
+LONG_PARAMS = [
+    SamplingParams(temperature=0.8, seed=5, max_tokens=max_tokens, ignore_eos=True)
+    for max_tokens in (12, 24, 36)
 ]
 
 
@@ -44,7 +50,8 @@ def of_one() -> list[list[int]]:
 
 
 def answers(llm: Any) -> list[list[int]]:
-    return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    outputs = llm.generate(PROMPTS, PARAMS) + llm.generate(LONG_PROMPTS, LONG_PARAMS)
+    return [output.token_ids for output in outputs]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this take
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path: Path = tmp_path_factory.mktemp("model") / "config.json"
-    path.write_text(json.dumps(CONFIG))
+    path.write_text(json.dumps({**CONFIG, "max_position_embeddings": 1024}))
     return f"random:{path}"
 
 
@@ -31,8 +31,8 @@ def served(model: str, **settings: Any) -> Iterator[LLM]:
         "compile.backend": "eager",
         "gpu.device": "cuda",
         "gpu.max_batch_size": 16,
-        "gpu.token_limit": 256,
-        "gpu.max_batched_tokens": 256,
+        "gpu.token_limit": 512,
+        "gpu.max_batched_tokens": 512,
     }
     with LLM(model, **common, **settings) as llm:
         yield llm
