@@ -31,8 +31,8 @@ def served(model: str, **settings: Any) -> Iterator[LLM]:
         "compile.backend": "eager",
         "gpu.device": "cuda",
         "gpu.max_batch_size": 16,
-        "gpu.token_limit": 512,
-        "gpu.max_batched_tokens": 512,
+        "gpu.token_limit": 1024,
+        "gpu.max_batched_tokens": 1024,
     }
     with LLM(model, **common, **settings) as llm:
         yield llm
