@@ -3,7 +3,6 @@
 Finds out and reports; changes nothing and never fails because something is missing.
 """
 
-import importlib.metadata
 import json
 import platform
 import resource
@@ -23,7 +22,7 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.wiring import host_shard_bytes
 from dualpace.settings.hardware import GIB, Hardware, cgroup_memory, probe
-from dualpace.settings.machine import cpu_name
+from dualpace.settings.machine import cpu_name, version
 from dualpace.settings.resolve import resolve
 from dualpace.settings.schema import SystemConfig
 
@@ -56,7 +55,7 @@ def run(config: SystemConfig, as_json: bool = False) -> bool:
         "cache": _cache(plan),
         "profiled": _profiled(plan),
         "ranks": _ranks(plan, hardware),
-        "versions": _versions(),
+        "versions": {package: version(package) for package in PACKAGES},
     }
     tuned = tuned_stages(Path(plan.compile.cache_dir)) if plan else []
     report = {**facts, "plan": asdict(plan) if plan else None, "problem": problem}
@@ -184,16 +183,6 @@ def _show_tuned(tuned: list[dict[str, Any]]) -> None:
 
 def us(seconds: float) -> str:
     return f"{seconds * 1e6:.0f}"
-
-
-def _versions() -> dict[str, str | None]:
-    def version(package: str) -> str | None:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    return {package: version(package) for package in PACKAGES}
 
 
 def _show(facts: dict[str, Any], plan: Plan | None, problem: str | None) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,13 +23,13 @@ from dualpace.runtime.engine.link import Link
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import start_process
 from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.token_stream import TokenStream
 from dualpace.runtime.wire import Message
 
 log = logging.getLogger(__name__)
 
 ENGINE_MODULE = "dualpace.runtime.engine"
 ENGINES = ("gpu", "cpu")  # by `messages.Tokens.engines`
-_FINISH_REASONS = (None, "stop", "length")  # by `messages.Tokens.finished`
 _EXIT_S = 10.0  # that an engine may take to end after its drain
 _MAX_TOKENS = 2**31 - 1
 
@@ -48,68 +48,6 @@ class StartFailed(RuntimeError):
 
 class RequestRefused(ValueError):
     """The engine will never run this request; the text says why."""
-
-
-@dataclass(slots=True)
-class Update:
-    """Tokens that came since the last one; `engines` says who made each (index into ENGINES)."""
-
-    token_ids: list[int] = field(default_factory=list)
-    engines: list[int] = field(default_factory=list)
-    finish_reason: str | None = None  # stop (end of sequence) | length
-
-
-class TokenStream:
-    """One request's updates: `async for update in stream`. Close it to give the request up.
-
-    Iterating raises RequestRefused or EngineGone.
-    """
-
-    def __init__(self, client: "EngineClient", request_id: int) -> None:
-        self.request_id = request_id
-        self._client = client
-        self._update = Update()
-        self._error: Exception | None = None
-        self._ended = False  # nothing more will be put
-        self._waiter: asyncio.Future[None] | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Update:
-        if not self._update.token_ids and not self._ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        if self._update.token_ids:
-            update, self._update = self._update, Update()
-            return update
-        if self._error is not None:
-            raise self._error
-        raise StopAsyncIteration
-
-    def close(self) -> None:
-        """Cancels the request if it still runs."""
-        if not self._ended:
-            self._ended = True
-            self._client.cancel([self.request_id])
-
-    def put(self, token_id: int, engine: int, finished: int) -> None:
-        update = self._update
-        update.token_ids.append(token_id)
-        update.engines.append(engine)
-        if finished:
-            update.finish_reason = _FINISH_REASONS[finished]
-            self._ended = True
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 @dataclass(slots=True)
@@ -192,7 +130,7 @@ class EngineClient:
         """A new request. `params` must have a seed; max_tokens None means as many as fit."""
         assert params.seed is not None
         self._next_id += 1
-        stream = TokenStream(self, self._next_id)
+        stream = TokenStream(self._next_id, self.cancel)
         if self._link is None or self._gone.done() or self._closing:
             stream.fail(EngineGone("the engine is not running"))
             return stream

@@ -3,18 +3,12 @@
 Raises ConfigError for what this machine cannot serve. Knows nothing about scheduling or workers.
 """
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 
-from dualpace.cpu import isa
 from dualpace.cpu.config import CpuConfig
 from dualpace.cpu.topology import CoreMap, core_map
 from dualpace.errors import ConfigError
-from dualpace.graphs.buckets import stage_buckets
-from dualpace.graphs.config import BF16_BACKENDS, CompileConfig
 from dualpace.graphs.shard import Shard
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.spec import ModelSpec
@@ -28,8 +22,6 @@ from dualpace.runtime.config import (
 from dualpace.runtime.plan import (
     BLOCK_TOKENS,
     AssistPlan,
-    BucketPlan,
-    CompilePlan,
     CpuPlan,
     GpuPlan,
     KvPlan,
@@ -40,9 +32,11 @@ from dualpace.runtime.plan import (
     ServerPlan,
 )
 from dualpace.settings.check import check
+from dualpace.settings.executables import compile_plan
 from dualpace.settings.hardware import GIB, Hardware, probe
 from dualpace.settings.machine import fingerprint
 from dualpace.settings.measured import settled
+from dualpace.settings.paths import log_file
 from dualpace.settings.pools import ITEMSIZE, pool_blocks
 from dualpace.settings.schema import ServeConfig, SystemConfig
 
@@ -90,7 +84,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             vocab=spec.vocab,
             eos_token_ids=spec.eos_token_ids,
         ),
-        compile=_compile(config, device, dtype, hard_limit, cpu_rows, len(hardware.cores)),
+        compile=compile_plan(config, device, dtype, hard_limit, cpu_rows, len(hardware.cores)),
         gpu=_gpu(config.gpu, device, token_limit, hard_limit, cores),
         cpu=_cpu(config.cpu, cpu_rows, cores),
         kv=KvPlan(
@@ -196,47 +190,6 @@ def _max_context(
     return wanted
 
 
-def _compile(
-    config: SystemConfig, device: str, dtype: str, hard_limit: int, cpu_rows: int, num_cores: int
-) -> CompilePlan:
-    """Buckets of the accelerator hold the CPU's batches too: it may have to assist with them."""
-    given = config.compile
-    gpu_rows = max(config.gpu.max_batch_size, cpu_rows)
-    return CompilePlan(
-        candidates_gpu=_candidates("backend_gpu", given, device, dtype),
-        candidates_cpu=_candidates("backend_cpu", given, "cpu", dtype),
-        buckets_gpu=_buckets(max(hard_limit, cpu_rows), gpu_rows, num_cores, given.buckets),
-        buckets_cpu=_buckets(cpu_rows, cpu_rows, num_cores, given.buckets),
-        cache_dir=_folder("compile.cache_dir", given.cache_dir) or _default_cache(),
-        start=given.start,
-    )
-
-
-def _candidates(key: str, config: CompileConfig, device: str, dtype: str) -> tuple[str, ...]:
-    """The one backend that was asked for, or what is worth timing."""
-    specific: str | None = getattr(config, key)
-    name = specific or config.backend
-    if name in BF16_BACKENDS and dtype != "bf16":
-        raise ConfigError(
-            f"compile.{key if specific else 'backend'}={name} multiplies bf16 only and the model "
-            f"is served in {dtype}: set model.dtype=bf16, or another backend."
-        )
-    if name != "auto":
-        return (name,)
-    if device != "cpu":
-        return ("eager",)
-    if dtype == "float32":  # packing does not pay for single rows and for hundreds
-        return ("eager", "packed", "inductor", "inductor-packed")
-    # In bf16 plain matrices were never the fastest.
-    tiles = isa.detected().has(isa.Level.AMX)
-    return ("eager", "packed", "inductor-packed", *(["amx", "inductor-amx"] if tiles else []))
-
-
-def _buckets(max_tokens: int, max_rows: int, num_cores: int, given: list[int] | None) -> BucketPlan:
-    sizes = stage_buckets(max_tokens, max_rows, num_cores, given)
-    return BucketPlan(layers=sizes["post_attention"], final=sizes["logits"])
-
-
 def _gpu(
     config: GpuConfig, device: str, token_limit: int, hard_limit: int, cores: CoreMap
 ) -> GpuPlan:
@@ -305,49 +258,9 @@ def _server(config: ServerConfig, cores: CoreMap) -> ServerPlan:
 
 def _runtime(config: RuntimeConfig, cores: CoreMap) -> RuntimePlan:
     return RuntimePlan(
-        round_log=_log_file("runtime.round_log", config.round_log),
-        request_log=_log_file("runtime.request_log", config.request_log),
+        round_log=log_file("runtime.round_log", config.round_log),
+        request_log=log_file("runtime.request_log", config.request_log),
         look_ahead=config.look_ahead,
         worker_module=config.worker_module,
         cores=cores.engine,
     )
-
-
-def _folder(key: str, name: str | None) -> str | None:
-    """`name` as an absolute path that is a writable folder or can become one."""
-    if name is None:
-        return None
-    path = Path(name).expanduser().absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not _is_writable(existing):
-        raise ConfigError(f"{key}={name} cannot be written: name a folder of your own.")
-    return str(path)
-
-
-def _is_writable(folder: Path) -> bool:
-    """Tried, not asked: permissions say nothing of file systems that take no files."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-def _default_cache() -> str:
-    """The user's cache folder; where there is none to write in, one for as long as /tmp lasts."""
-    try:
-        folder = _folder("compile.cache_dir", "~/.cache/dualpace")
-    except (ConfigError, RuntimeError):  # a read-only or missing home
-        folder = str(Path(tempfile.gettempdir()) / f"dualpace-{os.getuid()}")
-    assert folder is not None
-    return folder
-
-
-def _log_file(key: str, name: str | None) -> str | None:
-    """`name` as an absolute path into a folder that exists and can be written."""
-    if name is None:
-        return None
-    path = Path(name).expanduser().absolute()
-    if path.is_dir() or not _is_writable(path.parent):
-        raise ConfigError(f"{key}={name} cannot be written: name a file in a writable folder.")
-    return str(path)
