@@ -62,7 +62,6 @@ from dualpace.cpu.version import source_version
 ) = range(25)
 
 _SEGMENT_COLUMNS = 6
-_AHEAD = 1  # blocks of one head between the block that is asked for and the one worked on
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
 
 
@@ -152,12 +151,8 @@ def enter_chunk(chunk: Any, starts: Any, segments: Any) -> Any:
 
 
 @njit
-def advance(
-    cursor: Any, heads: Any, coming: Any, num_chunks: Any, starts: Any, segments: Any
-) -> Any:
-    """The cursor one block of one head further, into the chunk `coming` after its own; at the end
-    of all it stays, with no segment left.
-    """
+def advance(cursor: Any, heads: Any, segments: Any) -> Any:
+    """The cursor one block of one head further; behind its chunk's last it has no segment left."""
     chunk, segment, stop, block, head = cursor
     if segment < stop:
         head += 1
@@ -168,8 +163,6 @@ def advance(
                 segment += 1
                 if segment < stop:
                     block = np.int64(segments[segment, BEGIN])
-    if segment == stop and chunk != coming and coming < num_chunks:
-        return enter_chunk(coming, starts, segments)
     return chunk, segment, stop, block, head
 
 
@@ -237,12 +230,9 @@ def decode_kernel(shape: BlockShape) -> int:
         chunk = fetch_add(block + NEXT_CHUNK * 8, 1)
         if chunk >= num_chunks:
             return
-        # The chunk after this one is taken now, so that its first blocks can be asked for.
-        coming = fetch_add(block + NEXT_CHUNK * 8, 1)
-        cursor = enter_chunk(chunk, starts, segments)
-        for _ in range(_AHEAD - 1):
-            cursor = advance(cursor, heads, coming, num_chunks, starts, segments)
+        cursor = enter_chunk(chunk, starts, segments)  # on the block that is asked for
         begin_amx(unit, a[CONFIG])
+        coming = chunk
         while chunk < num_chunks:
             for s in range(starts[chunk], starts[chunk + 1]):
                 request, head, slot = segments[s, ROW], segments[s, HEAD], segments[s, SLOT]
@@ -268,7 +258,13 @@ def decode_kernel(shape: BlockShape) -> int:
                     tokens = min(BLOCK_TOKENS, lens[request] - j * BLOCK_TOKENS)
                     for h in range(heads):
                         key = cache + table[j] * a[BLOCK_STRIDE] + (head + h) * a[HEAD_STRIDE]
-                        cursor = advance(cursor, heads, coming, num_chunks, starts, segments)
+                        cursor = advance(cursor, heads, segments)
+                        if cursor[1] == cursor[2]:
+                            # The next chunk is taken early enough to ask for its first block, and
+                            # no earlier: others may be free before this thread is.
+                            coming = fetch_add(block + NEXT_CHUNK * 8, 1)
+                            if coming < num_chunks:
+                                cursor = enter_chunk(coming, starts, segments)
                         _, ahead, stop, ahead_block, ahead_head = cursor
                         after = key
                         if ahead < stop:
@@ -313,7 +309,6 @@ def decode_kernel(shape: BlockShape) -> int:
                         out = target + (h * group + g) * row
                         finish_row(at + g * dim * 4, totals[lane[g]], out, bf16, place)
             chunk = coming
-            coming = fetch_add(block + NEXT_CHUNK * 8, 1)
         end_amx(unit)
 
     signature = types.void(types.intp)

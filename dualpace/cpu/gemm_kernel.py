@@ -189,7 +189,7 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
         starts = carray(int32_at(a[GROUP_STARTS]), (a[NUM_GROUPS] + 1,))
         group = fetch_add(block + NEXT_GROUP * 8, 1)
         while group < a[NUM_GROUPS]:
-            coming = fetch_add(block + NEXT_GROUP * 8, 1)
+            coming = a[NUM_GROUPS]
             for k0 in range(0, k_tiles, k_block):
                 steps = min(k_block, k_tiles - k0)
                 for pair in range(starts[group], starts[group + 1]):
@@ -200,8 +200,11 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                         ahead = weight + k_tiles * 2 * _TILE
                     elif k0 + steps < k_tiles:
                         ahead = a[WEIGHT] + (starts[group] * k_tiles + k0 + steps) * 2 * _TILE
-                    elif coming < a[NUM_GROUPS]:
-                        ahead = a[WEIGHT] + starts[coming] * k_tiles * 2 * _TILE
+                    else:
+                        # Taken no earlier than needed here: others may be free before.
+                        coming = fetch_add(block + NEXT_GROUP * 8, 1)
+                        if coming < a[NUM_GROUPS]:
+                            ahead = a[WEIGHT] + starts[coming] * k_tiles * 2 * _TILE
                     left = a[INPUT_TILES] + k0 * row_tiles * _TILE
                     to = sums + (pair - starts[group]) * row_tiles * 2 * _TILE
                     for column in range(0, 2, columns):
