@@ -154,13 +154,15 @@ def test_compilations_by_triton_are_counted_after_hooks_that_were_there(
     assert seen == ["new", "old"]
 
 
-def test_a_second_start_compiles_nothing(compiled: tuple[GraphCache, Stages], folder: Path) -> None:
+def test_a_second_start_compiles_nothing_and_imports_no_compiler(
+    compiled: tuple[GraphCache, Stages], folder: Path
+) -> None:
     code = (
         f"import pathlib, sys, torch; torch.set_num_threads({torch.get_num_threads()})\n"
         "from tests.graphs.test_inductor import build\n"
         "from dualpace.graphs.compiles import num_compiles\n"
         f"build('inductor-packed', pathlib.Path({str(folder)!r}))\n"
-        "sys.exit(num_compiles())"
+        "sys.exit(num_compiles() + ('torch._inductor.codecache' in sys.modules))"
     )
     libraries = set(folder.rglob("*.so"))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
