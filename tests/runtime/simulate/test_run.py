@@ -14,7 +14,7 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.schedule.check import check_log
 from dualpace.runtime.simulate.run import simulate
 from dualpace.settings.check import check
-from dualpace.settings.compose import conf_dir, register
+from dualpace.settings.compose import conf_dir, load, register
 from dualpace.settings.schema import SimulateConfig
 
 ROOT = Path(__file__).parents[3]
@@ -83,6 +83,29 @@ def test_a_faster_host_kernel_lets_neo_decode_more_on_the_host() -> None:
         )
     )
     assert fast["cpu_resident_tokens"] > slow["cpu_resident_tokens"]
+
+
+def latency(*overrides: str) -> float:
+    """Mean s/token of short answers on a machine whose GPU pays dearly for assists."""
+    machine = ("simulated=h20x2_qwen3_14b", "kv.gpu_blocks=1000")
+    stream = ("workload=fixed", "workload.num_requests=60", "workload.rate=7")
+    lengths = ("workload.prompt_len=1600", "workload.output_len=60")
+    result = simulate(load(*machine, *stream, *lengths, *overrides, root="simulate"))
+    return float(result["mean_normalized_latency_s_per_token"])
+
+
+def test_a_host_tier_that_costs_more_than_it_brings_switches_itself_off() -> None:
+    gpu_only = latency("policy=gpu_only")
+    assert latency("policy=dualpace") <= 1.01 * gpu_only
+    assert latency("policy=dualpace", "policy.host_admission=always") > 1.5 * gpu_only
+    assert latency("policy=paper") > 1.5 * gpu_only
+
+
+def test_a_host_tier_that_brings_more_is_used() -> None:
+    pressed = ("workload.num_requests=80", "workload.rate=inf")
+    dualpace, gpu_only = (simulate(settings(f"policy={p}", *pressed)) for p in POLICIES[::2])
+    assert dualpace["cpu_resident_tokens"] > 0
+    assert dualpace["request_throughput"] > 1.05 * gpu_only["request_throughput"]
 
 
 def test_cpu_tensor_parallelism_and_host_memory_can_be_set() -> None:
