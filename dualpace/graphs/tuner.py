@@ -29,19 +29,22 @@ Times = dict[str, float]  # seconds of a call by candidate
 
 
 def tune_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
-    """Note the times of every (stage, bucket) that has none, and yield each."""
+    """Note the times of every (stage, bucket) that has none, and yield each.
+
+    One process of a machine at a time: the others would disturb it, and pack weights of their own.
+    """
     backends = job.backends()
-    for stage in job.stages:
-        bench: _Bench | None = None
-        for bucket in job.sizes[stage]:
-            name = job.note_name(stage, bucket)
-            with store.alone(name):  # another process may be timing it: then its times do
+    with store.alone("tuning"):
+        for stage in job.stages:
+            bench: _Bench | None = None
+            for bucket in job.sizes[stage]:
+                name = job.note_name(stage, bucket)
                 if store.note(name) is None:
                     bench = bench or _Bench(job, stage, backends)
                     times = bench.times(bucket, store)
                     note = {"model": job.label(), "stage": stage, "bucket": bucket}
                     store.write_note(name, {**note, "seconds": times})
-            yield stage, bucket
+                yield stage, bucket
 
 
 def times_of(job: Job, store: GraphStore) -> dict[tuple[str, int], Times] | None:

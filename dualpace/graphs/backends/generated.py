@@ -29,18 +29,22 @@ _ADDRESS_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _guards: Any = torch._C._dynamo.guards  # type: ignore[attr-defined]
 _PRODUCTS = {"mm": torch.mm, "addmm": torch.addmm, "bias_addmm": torch.addmm, "bmm": torch.bmm}
 
+# Of the runtime, as far as this release has them.
+_HELPERS = ("assert_size_stride", "assert_alignment", "_empty_strided_cpu", "_reinterpret_tensor")
+
 
 def _names() -> dict[str, Any]:
     """What the function may use, apart from its kernels."""
     return {
         "torch": torch,
         "aten": torch.ops.aten,
+        "device": torch.device,
+        "empty_strided": torch.empty_strided,
+        "math": math,
         "inf": math.inf,
         "nan": math.nan,
-        "assert_size_stride": _guards.assert_size_stride,
-        "empty_strided_cpu": _guards._empty_strided_cpu,
-        "reinterpret_tensor": _guards._reinterpret_tensor,
         "extern_kernels": SimpleNamespace(**_PRODUCTS),
+        **{name.lstrip("_"): getattr(_guards, name) for name in _HELPERS if hasattr(_guards, name)},
     }
 
 
