@@ -220,6 +220,8 @@ class _EngineCollector(Collector):
         )
         ranks = [({"worker": role}, len(w["pids"])) for role, w in now["workers"].items()]
         yield _gauge("dualpace_worker_ranks", "Processes that run", ranks)
+        ready = [({"worker": role}, int(w["ready"])) for role, w in now["workers"].items()]
+        yield _gauge("dualpace_worker_ready", "0 while it is started again", ready)
         restarts = [({"worker": role}, w["restarts"]) for role, w in now["workers"].items()]
         yield _counter("dualpace_worker_restarts", "Workers started again", restarts)
 

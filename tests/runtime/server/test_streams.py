@@ -124,6 +124,7 @@ def test_metrics_of_the_engine(server):
         ("dualpace_preemptions_total", (), 2),
         ("dualpace_graph_compiles_after_ready_total", (), 0),
         ("dualpace_worker_restarts_total", (("worker", "gpu"),), 0),
+        ("dualpace_worker_ready", (("worker", "gpu"),), 1),
         ("dualpace_worker_ranks", (("worker", "gpu"),), 1),
         ("dualpace_engine_answers", (), 1),
         ("dualpace_seconds_since_progress", (), 0),
