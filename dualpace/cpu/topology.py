@@ -72,8 +72,8 @@ def core_map(
         )
     tail = 2 if n >= _MANY else 1
     server, engine, compute = ordered[-1], ordered[-tail], ordered[:-tail]
-    num_gpu = num_gpu_workers if device != "cpu" else len(compute) // 2
-    num_gpu = min(num_gpu, len(compute) - 1)
+    num_gpu = num_gpu_workers if device != "cpu" else max(num_gpu_workers, len(compute) // 2)
+    num_gpu = max(1, min(num_gpu, len(compute) - num_cpu_workers))
     gpu, compute = compute[len(compute) - num_gpu :], compute[: len(compute) - num_gpu]
     return CoreMap(
         (server,),

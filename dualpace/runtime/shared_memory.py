@@ -24,6 +24,7 @@ _HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # Linux 6.1
 _SLOW_S = 0.5  # for one step: memory is in pieces, and a start must not wait until it is tidied up
 _MAP_FIXED = 0x10
+Stretch = tuple[int, Sequence[int]]  # so many bytes, one after another, and whose cores use them
 _GROWTH_S = 3.0  # a virtual machine may be given more memory only as it fills
 
 
@@ -50,11 +51,11 @@ class SharedRegion:
         nbytes: int,
         available: Callable[[], int] = available_bytes,
         huge: bool = False,
-        near: Sequence[Sequence[int]] = (),
+        near: Sequence[Stretch] = (),
     ) -> "SharedRegion":
-        """Reserves every page now, in huge pages if they are wanted and quickly to be had. Each of
-        several equal parts is taken on its own cores of `near`, which puts it on their NUMA node.
-        Raises ConfigError where there is not that much memory.
+        """Reserves every page now, in huge pages if they are wanted and quickly to be had; those of
+        `near` on the NUMA node of the stretch's cores. Raises ConfigError where there is not that
+        much memory.
         """
         assert nbytes > 0
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -102,13 +103,14 @@ def _mapped(fd: int, nbytes: int) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def _steps(nbytes: int, near: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, Sequence[int]]]:
-    """(start, end, cores to be on) of pieces that lie in one part each."""
-    parts = near if len(near) > 1 else [()]
-    for number, cores in enumerate(parts):
-        first, last = (nbytes * n // len(parts) for n in (number, number + 1))
+def _steps(nbytes: int, near: Sequence[Stretch]) -> Iterator[tuple[int, int, Sequence[int]]]:
+    """(start, end, cores to be on) of pieces that lie in one stretch each."""
+    first = 0
+    for length, cores in (*near, (nbytes - sum(length for length, _ in near), ())):
+        last = first + length
         for start in range(first, last, _STEP_BYTES):
             yield start, min(start + _STEP_BYTES, last), cores
+        first = last
 
 
 @contextmanager

@@ -1,10 +1,14 @@
 """Sizes of everything that two processes share, computed alike on both sides from the plan."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from dualpace.runtime.assist import AssistLayout
 from dualpace.runtime.channel import ChannelSize
 from dualpace.runtime.kv.layout import KvLayout
 from dualpace.runtime.lockstep import LockstepLayout
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.shared_memory import Stretch
 
 _ROW_BYTES = 64  # all per-row fields of a batch together
 _FIXED_BYTES = 4096  # headers and array lengths
@@ -80,6 +84,23 @@ def host_shard_bytes(plan: Plan) -> int:
 def host_pool_bytes(plan: Plan) -> int:
     """The shards of all CPU ranks, one after another."""
     return plan.cpu.tp * host_shard_bytes(plan)
+
+
+def host_pool_stretches(plan: Plan) -> list[Stretch]:
+    """Each rank's shard is near the rank; one alone stays where the engine is."""
+    return [(host_shard_bytes(plan), cores) for cores in _several(plan.cpu.rank_cores)]
+
+
+def assist_stretches(plan: Plan) -> list[Stretch]:
+    """Each rank's attention is near the rank."""
+    ranks, layout = _several(plan.cpu.rank_cores), assist_layout(plan)
+    starts = [layout.offsets()[f"attention_{rank}"][0] for rank in range(len(ranks))]
+    lengths = [end - start for start, end in pairwise([0, *starts, layout.nbytes])]
+    return list(zip(lengths, [(), *ranks], strict=True)) if ranks else []
+
+
+def _several(ranks: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    return ranks if len(ranks) > 1 else ()
 
 
 def collective_bytes(size: int) -> int:

@@ -149,6 +149,18 @@ def test_ranks_stay_within_numa_nodes() -> None:
     assert {node_of[c] for c in (*one.server, *one.engine, *one.gpu_worker)} == {1}
 
 
+def test_ranks_have_cores_of_their_own_as_far_as_they_go() -> None:
+    two = core_map(range(2), "cpu", None, num_cpu_workers=2, num_gpu_workers=2)
+    assert two.gpu_workers == two.cpu_workers == ((0,), (1,))
+    for device, gpu_cores in (("cpu", 3), ("cuda", 1)):
+        cores = core_map(range(16), device, None, num_cpu_workers=2, num_gpu_workers=2)
+        ranks = (*cores.gpu_workers, *cores.cpu_workers)
+        assert [len(rank) for rank in cores.gpu_workers] == [gpu_cores] * 2
+        assert len({core for rank in ranks for core in rank}) == sum(map(len, ranks))
+    six = core_map(range(6), "cpu", None, num_cpu_workers=2, num_gpu_workers=3)
+    assert len({*six.gpu_workers, *six.cpu_workers}) == 5
+
+
 def test_more_ranks_than_nodes_share_them_evenly() -> None:
     ranks = core_map(range(19), "cuda", None, num_cpu_workers=2).cpu_workers
     assert [len(rank) for rank in ranks] == [8, 8]

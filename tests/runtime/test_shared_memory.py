@@ -33,6 +33,15 @@ def test_memory_is_reserved_at_creation() -> None:
     region.close()
 
 
+def test_stretches_are_taken_and_the_thread_comes_back_to_its_cores() -> None:
+    before, looks = os.sched_getaffinity(0), []
+    near = [(1 << 20, ()), (3 << 20, [min(before)])]
+    region = SharedRegion.create("test", 5 << 20, lambda: looks.append(1) or 1 << 40, near=near)
+    assert os.fstat(region.fd).st_blocks * 512 >= 5 << 20
+    assert os.sched_getaffinity(0) == before and len(looks) == 3
+    region.close()
+
+
 def test_a_region_is_unmapped_when_its_last_view_has_gone() -> None:
     region = SharedRegion.create("test of unmapping", 4096)
     array = np.frombuffer(region.view, np.uint8)

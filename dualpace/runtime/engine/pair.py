@@ -14,9 +14,11 @@ from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wire import Message
 from dualpace.runtime.wiring import (
     assist_layout,
+    assist_stretches,
     channel_size,
     collective_bytes,
     host_pool_bytes,
+    host_pool_stretches,
     lockstep_layout,
     ranks_of,
 )
@@ -34,11 +36,13 @@ class WorkerPair:
         self._on_death = on_death
         started_s = time.monotonic()
         self._host_pool = SharedRegion.create(
-            "host KV pool", host_pool_bytes(plan), huge=True, near=plan.cpu.rank_cores
+            "host KV pool", host_pool_bytes(plan), huge=True, near=host_pool_stretches(plan)
         )
         self.pool_seconds = time.monotonic() - started_s
         layout = assist_layout(plan)
-        self._assist_region = SharedRegion.create("assist buffer", layout.nbytes)
+        self._assist_region = SharedRegion.create(
+            "assist buffer", layout.nbytes, near=assist_stretches(plan)
+        )
         self._assist = AssistBuffer(self._assist_region, layout)
         fds = {"assist": self._assist_region.fd, "host_pool": self._host_pool.fd}
         if plan.policy.lockstep:

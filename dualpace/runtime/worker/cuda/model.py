@@ -147,7 +147,8 @@ def make_model(
     progress: Callable[[int, int], None],
     max_sampled: int = 0,
 ) -> DeviceModel:
-    """Captures the decode step of every bucket: whole, or `segmented` a layer at a time.
+    """Captures the decode step of every bucket: whole, or `segmented` a layer at a time; on ranks,
+    each of which computes a part, as many layers as there are ranks, which take about as long.
 
     pool [L, B, 2, K, 16, D] on the device; `max_sampled` where a round may sample more rows than
     the largest bucket has.
@@ -168,7 +169,7 @@ def make_model(
             sampled,
             capturer,
             whole=not segmented,
-            span=int(segmented),
+            span=forward.shard.size if segmented else 0,
         )
         progress(done, len(buckets))
     return DeviceModel(
