@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -43,6 +43,12 @@ class Peer:
         self.link.send(messages.Tokens(ids, tokens, engines, finished))
 
 
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[EngineClient, Peer]]:
     ours, theirs = socket.socketpair()
@@ -50,7 +56,7 @@ async def connected() -> AsyncIterator[tuple[EngineClient, Peer]]:
     peer.link = await Link.open(theirs, peer.received.append, lambda: None)
     client = EngineClient(small_plan(), EndedProcess(), ours)
     await client.connect()
-    await asyncio.sleep(0.01)
+    await until(lambda: peer.received)
     assert isinstance(peer.received.pop(), messages.Hello)
     yield client, peer
     peer.link.close()
@@ -62,7 +68,7 @@ def test_one_turn_of_the_loop_is_one_message():
         async with connected() as (client, peer):
             streams = [client.submit([i, i + 1], PARAMS) for i in range(64)]
             streams[3].close()
-            await asyncio.sleep(0.01)
+            await until(lambda: len(peer.received) >= 2)
             submit, cancel = peer.received
             assert submit.request_ids.tolist() == [s.request_id for s in streams]
             assert submit.tokens[submit.offsets[5] : submit.offsets[6]].tolist() == [5, 6]
@@ -79,14 +85,13 @@ def test_a_slow_reader_gets_its_tokens_at_once():
             a, b = first.request_id, second.request_id
             peer.send_tokens((a, 7, 0, 0), (b, 1, 0, 2))
             peer.send_tokens((a, 8, 1, 1), (99, 1, 1, 0))
-            await asyncio.sleep(0.02)
+            await until(lambda: client.num_tokens == {"gpu": 2, "cpu": 2})
             updates = [update async for update in first]
             assert len(updates) == 1
             assert (updates[0].token_ids, updates[0].engines) == ([7, 8], [0, 1])
             assert updates[0].finish_reason == "stop"
             assert [u.finish_reason async for u in second] == ["length"]
             assert client.num_requests == 0
-            assert client.num_tokens == {"gpu": 2, "cpu": 2}
 
     asyncio.run(run())
 
@@ -94,12 +99,14 @@ def test_a_slow_reader_gets_its_tokens_at_once():
 def test_tokens_of_a_cancelled_request_are_dropped():
     async def run():
         async with connected() as (client, peer):
-            stream = client.submit([1], PARAMS)
+            stream, other = client.submit([1], PARAMS), client.submit([2], PARAMS)
             stream.close()
             stream.close()
             peer.send_tokens((stream.request_id, 7, 0, 0))
-            await asyncio.sleep(0.02)
+            peer.send_tokens((other.request_id, 1, 0, 2))
+            assert len([update async for update in other]) == 1
             assert [update async for update in stream] == []
+            await until(lambda: len(peer.received) >= 2)
             assert sum(isinstance(m, messages.Cancel) for m in peer.received) == 1
 
     asyncio.run(run())
@@ -111,7 +118,7 @@ def test_everything_that_waits_ends_with_the_engine():
             stream = client.submit([1], PARAMS)
             waiting = asyncio.create_task(anext(stream))
             asking = asyncio.create_task(client.stats(timeout_s=5))
-            await asyncio.sleep(0.01)
+            await until(lambda: len(peer.received) >= 2)  # the prompt and the question
             peer.link.close()
             for task in (waiting, asking):
                 with pytest.raises(EngineGone, match="SIGKILL"):
@@ -128,10 +135,10 @@ def test_one_question_answers_all_who_ask_for_stats():
     async def run():
         async with connected() as (client, peer):
             asking = [asyncio.create_task(client.stats(timeout_s=5)) for _ in range(3)]
-            await asyncio.sleep(0.01)
-            assert len(peer.received) == 1
+            await until(lambda: peer.received)
             peer.link.send(messages.Stats('{"waiting": 4}'))
             assert [await task for task in asking] == [{"waiting": 4}] * 3
+            assert len(peer.received) == 1
             with pytest.raises(TimeoutError):
                 await client.stats(timeout_s=0.01)
 
