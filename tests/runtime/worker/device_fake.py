@@ -15,7 +15,7 @@ import torch
 
 from dualpace.graphs.attention import causal_prefill, gather_context
 from dualpace.graphs.cache import GraphCache
-from dualpace.graphs.gpu.attention import Choice, PagedRows
+from dualpace.graphs.gpu.attention import PagedRows
 from dualpace.graphs.gpu.forward import Rows
 from dualpace.graphs.gpu.triton_attention import SdpaPrefill
 from dualpace.graphs.load import load_weights
@@ -168,7 +168,6 @@ def device_rig(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, fake)
     for module in (model, lockstep, layer_times):
         monkeypatch.setattr(module, "Capturer", Capturer)
-    monkeypatch.setattr(model.attention, "make", lambda *_: Maker())
     monkeypatch.setattr(lockstep, "HostMemory", lambda *_: None)
     monkeypatch.setattr(transfers, "host_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(device_build, "StreamWords", Words)
@@ -199,9 +198,9 @@ def _build(plan: Plan, link: Link, progress: build.Progress, _: object) -> Accel
     memory: Any = SimpleNamespace(chunk_pieces=plan.kv.host_blocks)
     registered = transfers.RegisteredPool(host.blocks, memory)
     forward: Any = Forward(plan)
-    choice = Choice("triton", "")
+    maker: Any = Maker()
     made = model.make_model(
-        forward, pool, limit, (4, 8), choice, False, lambda done, total: None, max_sampled=32
+        forward, pool, limit, (4, 8), maker, False, lambda done, total: None, max_sampled=32
     )
     moves = transfers.DeviceTransfers(pool, [registered])
     compiles: Any = SimpleNamespace(ready=lambda: None, after_ready=0)
