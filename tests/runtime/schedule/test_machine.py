@@ -121,7 +121,7 @@ class NeoServing(Serving):
 
 
 @pytest.mark.parametrize(
-    ("machine", "examples"), [(Serving, 300), (GpuOnlyServing, 60), (NeoServing, 60)]
+    ("machine", "examples"), [(Serving, 200), (GpuOnlyServing, 60), (NeoServing, 60)]
 )
 def test_no_order_of_events_breaks_a_rule(machine: type[Serving], examples: int) -> None:
     run_state_machine_as_test(
