@@ -228,7 +228,8 @@ def _serve(overrides: list[str], folder: str, how: str) -> dict[str, float]:
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=os.environ | {"TMPDIR": folder},
+        # Triton's kernels and the compiler's headers are part of what is kept or not.
+        env=os.environ | {"TMPDIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"},
         text=True,
     )
     assert process.stdout is not None

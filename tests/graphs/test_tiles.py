@@ -104,6 +104,20 @@ def test_weights_go_with_the_stages_that_used_them() -> None:
     assert (len(packed._linears), len(dense_stage._stages)) == before
 
 
+def test_the_tuner_compares_them_and_times_one_executable_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends.BACKENDS, "twin", "here_amx:HereAmx")
+    cache, weights = GraphCache(), load_weights(Source("random", None, PLAIN, "t"), torch.bfloat16)
+    cache.build(
+        PLAIN, weights, backend=("eager", "amx", "twin"), buckets=(1, 4), cache_dir=tmp_path
+    )
+    for (stage, _), times in cache.times.items():
+        assert set(times) == {"eager", "amx", "twin"}
+        if stage == "post_attention":  # the same function over the same weights
+            assert times["amx"] == times["twin"]
+
+
 @pytest.mark.skipif(not NATIVE, reason="needs AMX")
 @pytest.mark.timeout(300)
 def test_the_tuner_times_tiles_and_what_it_picks_is_right(tmp_path: Path) -> None:

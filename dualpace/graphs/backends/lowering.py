@@ -52,7 +52,7 @@ def lowered(stage: Stage, example: Arguments, parent: Path) -> tuple[str, dict[s
     """
     with _compiler_folder(_workshop(parent)):
         _, sources = run_and_get_code(compiled, stage, example)
-        (source,) = sources
+        source = sources[-1]
         scope: dict[str, Any] = {}
         with inductor_config.patch(compile_threads=1):
             exec(compile(source, stage_name(stage), "exec"), scope)
