@@ -12,6 +12,8 @@ from dualpace.runtime.schedule.view import finish_peak
 from dualpace.runtime.step_times import StepTimes
 from dualpace.runtime.types import Request
 
+ARRIVALS = 1.5  # who loses by a wait, for each that waits now: more come before the queue is gone
+
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
@@ -72,7 +74,7 @@ class HostAdmission:
         saved_s = in_hbm_s - self._times.assist(rows) / rows
         later_s = self._iteration_s(tiers, rows) - tiers.round_s
         gained_s = tiers.behind * in_hbm_s + tiers.others * saved_s
-        return saved_s > 0 and gained_s > later_s
+        return saved_s > 0 and ARRIVALS * gained_s > later_s
 
     def takes_victim(self, draft: Draft, request: Request) -> bool:
         """Whether a request that must leave HBM should go on on the host, not be recomputed.

@@ -29,14 +29,14 @@ def test_without_predicted_times_the_host_takes_whoever_fits() -> None:
 def test_a_prompt_waits_for_hbm_until_its_wait_costs_those_behind_more(
     waiting: int, taken: list[int]
 ) -> None:
-    """On the host each token comes 4 s later. The only decode bears whole rounds: all behind it
-    lose 1 s a token, all others are relieved of 1 s."""
-    state = full_hbm(flat_times(cpu=5.0), waiting)
+    """On the host each token comes 5 s later. The only decode bears whole rounds: all behind it
+    lose 1 s a token, all others are relieved of 1 s, and half as many again are on their way."""
+    state = full_hbm(flat_times(cpu=6.0), waiting)
     assert gpu(state).prefill_cpu[:1] == taken
 
 
 def test_a_prompt_that_waits_goes_to_hbm_when_the_decode_has_ended() -> None:
-    state = full_hbm(flat_times(cpu=5.0), 1)
+    state = full_hbm(flat_times(cpu=6.0), 1)
     for _ in range(9):
         step = gpu(state)
     assert ids(state.gpu_running) == [1] and not step.prefill_cpu
