@@ -14,7 +14,7 @@ from dualpace.graphs.backends import BACKENDS as BUILT_BACKENDS
 from dualpace.graphs.config import BACKENDS
 from dualpace.graphs.source import resolve_source
 from dualpace.settings.check import check
-from dualpace.settings.compose import conf_dir, load, register
+from dualpace.settings.compose import conf_dir, help_text, load, register
 from dualpace.settings.schema import ServeConfig
 from tests.settings import settings
 
@@ -64,6 +64,22 @@ def test_each_command_has_help_of_its_own(name: str) -> None:
         hydra = compose(name, return_hydra_config=True).hydra
     assert hydra.help.app_name == name and hydra.job.name == name
     assert hydra.help.header.startswith(f"{name} - ")
+
+
+@pytest.mark.parametrize("flag", ["--config-dir {}", "--config-dir={}"])
+def test_help_shows_what_a_command_line_results_in(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "hw").mkdir()
+    (tmp_path / "hw" / "mybox.yaml").write_text(
+        "# @package _global_\nhw: {name: mybox, cores: 3}\n"
+    )
+    words = [*flag.format(tmp_path).split(), "+hw=mybox", "compile.buckets=[1,8]", "--help"]
+    text = help_text("serve", words)
+    for line in (
+        "+hw: cpu, h200, h20x2, h20x4, mybox, rtx4090",
+        "  cores: 3  ",
+        "  buckets: [1, 8]",
+    ):
+        assert line in text
 
 
 def keys(node: Any, prefix: str = "") -> list[str]:
