@@ -51,7 +51,7 @@ LLAMA_8B = Sizes(
     (8, 64, 256),
     (32, 1024, 256),
     1 << 30,
-    15,
+    11,
 )
 QUICK = Sizes(TINY, ((1, 64), (8, 256), (8, 1024)), (1, 16, 64), (2, 8), (8, 1024, 64), 1 << 27, 5)
 
@@ -63,8 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="default: one a usable core")
     parser.add_argument("--isa", help="instruction level to use instead of the best")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
-    parser.add_argument("--chunks", type=int, help="attention chunks a thread")
-    parser.add_argument("--heads", type=int, help="KV heads walked together")
+    parser.add_argument("--chunks", type=int, default=16, help="attention chunks a thread")
+    parser.add_argument("--heads", type=int, default=1, help="KV heads walked together")
     parser.add_argument("--small-pages", action="store_true", help="KV as processes share it")
     parser.add_argument("--figure", metavar="FILE", help="plot scaling into this file")
     options = parser.parse_args(arguments)

@@ -63,12 +63,10 @@ class AttentionCase:
             self.decoders.append(PagedDecoder(heads.q, heads.kv, heads.dim, BF16, kind))
         self.turn = 0
 
-    def plan(self, threads: int, chunks: int | None = None, heads: int | None = None) -> None:
-        """Divide the work: threads, chunks a thread, KV heads walked together (None: as the plan
-        chooses).
-        """
+    def plan(self, threads: int, **choices: int) -> None:
+        """Divide the work; choices are plan_decode's."""
         lens = np.full(self.rows, self.context, np.int32)
-        plan = plan_decode(lens, self.heads.kv, threads, chunks, heads)
+        plan = plan_decode(lens, self.heads.kv, threads, **choices)
         for decoder, table in zip(self.decoders, self.tables, strict=True):
             decoder.begin(plan, table)
 
@@ -108,19 +106,16 @@ def attention_table(
     threads: int,
     options: Any,
 ) -> list[dict[str, Any]]:
-    """Records of all (rows, context); options: repeats, level, and chunks and heads as
-    AttentionCase.plan takes them.
-    """
+    """Records of all (rows, context); options: repeats, level, and chunks and heads of the plan."""
     print(f"\nattention, {heads.q}/{heads.kv} heads of {heads.dim}, bf16; medians")
     print("rows context layout           MB       ms   GB/s  pool read  ratio   SDPA ms    error")
     records = []
     for rows, context in batches:
         for block_major in (False, True):
             case = AttentionCase(heads, memory, rows, context, block_major, options.level)
-            case.plan(threads, options.chunks, options.heads)
+            case.plan(threads, chunks_per_thread=options.chunks, heads_per_item=options.heads)
             reader = Reader(case.memory, threads)
-            repeats = options.repeats * (3 if case.bytes < 50e6 else 1)
-            times = in_turns({"attention": case.run, "read": reader.run}, repeats)
+            times = in_turns({"attention": case.run, "read": reader.run}, options.repeats, 3)
             seconds, error = median(times["attention"]), case.error()
             rate, read = case.bytes / seconds, reader.bytes / median(times["read"])
             record = {

@@ -17,18 +17,16 @@ from torch import Tensor
 
 from dualpace.cpu import packed
 from dualpace.cpu.ceilings import TileSpinner, in_turns
-from dualpace.cpu.gemm import Epilogue, TileLinear
-from dualpace.cpu.memory import Scratch
+from dualpace.cpu.dense_stage import PostAttention, Rooms, norm_rows
 
 BF16 = torch.bfloat16
 GB = 1e9
+EPS = 1e-5
 Layer = Callable[[Tensor, Tensor], Tensor]
 
 
 class DenseCase:
-    """O, gate and up, and down of one layer in a few sets, as each candidate keeps them; norms are
-    left out.
-    """
+    """O, norm, gate and up, and down of one layer in a few sets, as each candidate keeps them."""
 
     def __init__(self, hidden: int, intermediate: int, attn: int, memory: int, amx: bool) -> None:
         self.hidden, self.attn = hidden, attn
@@ -40,8 +38,11 @@ class DenseCase:
         self.candidates: dict[str, list[Layer]] = {}
         self.candidates["onednn"] = [_onednn_layer(self.weights) for _ in range(sets)]
         if amx:
-            scratch = Scratch()
-            self.candidates["amx"] = [_tile_layer(self.weights, scratch) for _ in range(sets)]
+            o, gate_up, down = self.weights
+            norm, rooms = torch.ones(hidden, dtype=BF16), Rooms()
+            self.candidates["amx"] = [
+                PostAttention(o, norm, gate_up, down, EPS, rooms) for _ in range(sets)
+            ]
 
     def inputs(self, rows: int) -> tuple[Tensor, Tensor]:
         """Attention's output and the residual."""
@@ -51,7 +52,7 @@ class DenseCase:
         """The stage in float32 (float64 takes minutes)."""
         o, gate_up, down = (w.float() for w in self.weights)
         y = x.float() @ o.T + residual.float()
-        gate, up = (y @ gate_up.T).chunk(2, 1)
+        gate, up = (F.rms_norm(y, y.shape[1:], eps=EPS) @ gate_up.T).chunk(2, 1)
         return (F.silu(gate) * up) @ down.T + y
 
     def runs(self, x: Tensor, residual: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -112,23 +113,13 @@ def _next_layer(turns: Iterator[Layer], x: Tensor, residual: Tensor) -> Tensor:
 def _onednn_layer(weights: list[Tensor]) -> Layer:
     o, gate_up, down = (packed.pack(w) for w in weights)
     sizes = [w.shape[0] for w in weights]
+    norm = torch.ones(sizes[0], dtype=BF16)
 
     def run(x: Tensor, residual: Tensor) -> Tensor:
         x = packed.packed_linear(x, o, sizes[0]) + residual
-        gate, up = packed.packed_linear(x, gate_up, sizes[1]).chunk(2, 1)
+        normal = torch.empty_like(x)
+        norm_rows(x, norm, EPS, normal)
+        gate, up = packed.packed_linear(normal, gate_up, sizes[1]).chunk(2, 1)
         return packed.packed_linear(F.silu(gate) * up, down, sizes[2]) + x
-
-    return run
-
-
-def _tile_layer(weights: list[Tensor], scratch: Scratch) -> Layer:
-    o, gate_up, down = (
-        TileLinear(w, e, scratch=scratch)
-        for w, e in zip(weights, (Epilogue.ADD, Epilogue.SILU_MUL, Epilogue.ADD), strict=True)
-    )
-
-    def run(x: Tensor, residual: Tensor) -> Tensor:
-        x = o(x, residual)
-        return down(gate_up(x), x)
 
     return run

@@ -29,17 +29,20 @@ def best_seconds(run: Callable[[], Any], repeats: int) -> float:
     return min(in_turns({"": run}, repeats)[""])
 
 
-def in_turns(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of `repeats` calls of each, in turns, so that a machine that is shared or changes
-    its clock treats all alike; one round before is not counted.
+def in_turns(
+    runs: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of `repeats` times `calls` calls of each, in turns, so that a machine that is shared
+    or changes its clock treats all alike; one round before is not counted.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_number in range(repeats + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if round_number:
-                times[name].append(time.perf_counter() - start)
+            for _ in range(calls):
+                start = time.perf_counter()
+                run()
+                if round_number:
+                    times[name].append(time.perf_counter() - start)
     return times
 
 

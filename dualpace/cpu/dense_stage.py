@@ -10,16 +10,27 @@ models, and shares nothing with the graphs but that signature.
 import itertools
 import struct
 import weakref
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from dualpace.cpu import amx_ir
+from dualpace.cpu import gemm_kernel as gemm
 from dualpace.cpu import norm_kernel as kernel
-from dualpace.cpu.gemm import Epilogue, TileLinear, fits
+from dualpace.cpu.gemm import (
+    MAX_ROWS,
+    Call,
+    Epilogue,
+    TileLinear,
+    count_tiles,
+    fits,
+    input_block,
+)
 from dualpace.cpu.memory import Scratch
-from dualpace.cpu.openmp import parallel
+
+_Calls = TypeVar("_Calls")
 
 
 class Rooms:
@@ -28,6 +39,24 @@ class Rooms:
     def __init__(self) -> None:
         self.tiles = Scratch()  # of the products
         self.rows = Scratch()  # between them
+        self._calls: dict[Hashable, Any] = {}
+        self._addresses = self._now()
+
+    def calls(self, key: tuple[Hashable, ...], build: Callable[[], _Calls]) -> _Calls:
+        """What `build` makes, kept: calls of kernels over this memory, which layers of equal sizes
+        share. `key` says what they are made for.
+        """
+        key = (*key, torch.get_num_threads())
+        while True:
+            if self._now() != self._addresses:  # the memory grew: nothing made before is right
+                self._calls, self._addresses = {}, self._now()
+            if key in self._calls:
+                found: _Calls = self._calls[key]
+                return found
+            self._calls[key] = build()  # which may make it grow
+
+    def _now(self) -> tuple[int, int]:
+        return self.tiles.address, self.rows.address
 
 
 class PostAttention:
@@ -57,18 +86,76 @@ class PostAttention:
             raise ValueError(f"norm must be bf16 [{self._gate_up.inputs}], not {tuple(norm.shape)}")
         if self._down.inputs != self._gate_up.outputs or self._o.outputs != self._gate_up.inputs:
             raise ValueError("the sizes of o, gate_up and down do not fit together")
-        self._norm, self._eps = norm.contiguous(), eps
+        self._norm, self._bits = norm.contiguous(), float_bits(eps)
         kernel.norm_kernel()  # compiled now rather than in service
 
     def __call__(self, attn: Tensor, x: Tensor) -> Tensor:
-        rows = x.shape[0]
-        inside, normal, gated = self._rooms.rows.tensors(
-            (rows, self._o.outputs), (rows, self._o.outputs), (rows, self._gate_up.outputs)
+        rows = len(x)
+        for name, tensor, width in (
+            ("attn", attn, self._o.inputs),
+            ("x", x, self._o.outputs),
+        ):
+            whole = tensor.shape == (rows, width) and tensor.stride(1) == 1
+            if not whole or tensor.dtype != torch.bfloat16:
+                raise ValueError(f"{name} must be bf16 [{rows}, {width}] with whole rows")
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for first in range(0, rows, MAX_ROWS):
+            piece = slice(first, first + MAX_ROWS)
+            self._run(attn[piece], x[piece], out[piece])
+        return out
+
+    def _run(self, attn: Tensor, x: Tensor, out: Tensor) -> None:
+        o, norm, gate_up, down = self._rooms.calls(
+            ("post", len(x), self._o.inputs, self._o.outputs, self._gate_up.outputs, self._bits),
+            lambda: self._calls(len(x)),
         )
-        self._o(attn, x, inside)
-        norm_rows(inside, self._norm, self._eps, normal)
-        self._gate_up(normal, None, gated)
-        return self._down(gated, inside)
+        o.block[gemm.INPUT] = attn.data_ptr()
+        o.block[gemm.INPUT_STRIDE] = attn.stride(0) * 2
+        o.block[gemm.WEIGHT] = self._o.address
+        o.block[gemm.OTHER] = x.data_ptr()
+        o.block[gemm.OTHER_STRIDE] = x.stride(0) * 2
+        o()
+        norm.block[kernel.WEIGHT] = self._norm.data_ptr()
+        norm()
+        gate_up.block[gemm.WEIGHT] = self._gate_up.address
+        gate_up()
+        down.block[gemm.WEIGHT] = self._down.address
+        down.block[gemm.OUT] = out.data_ptr()
+        down()
+
+    def _calls(self, rows: int) -> tuple[Call, Call, Call, Call]:
+        """The four kernels. Between O and norm rows are rows; from then on they lie as tiles."""
+        hidden, tiles = self._o.outputs, count_tiles(rows) * amx_ir.TILE
+        gate_tiles = self._gate_up.outputs // 32
+        inside, normal, gated = self._rooms.rows.take(
+            rows * hidden * 2, hidden // 32 * tiles, gate_tiles * tiles
+        )
+        o, gate_up, down = (each.call(rows) for each in (self._o, self._gate_up, self._down))
+        o.block[gemm.OUT] = inside
+        o.block[gemm.OUT_STRIDE] = hidden * 2
+        norm = norm_call(rows, hidden, self._bits)
+        norm.block[kernel.INPUT] = inside
+        norm.block[kernel.INPUT_STRIDE] = hidden * 2
+        norm.block[kernel.OUT] = normal
+        norm.block[kernel.K_BLOCK] = input_block(count_tiles(rows))
+        gate_up.block[gemm.INPUT_TILES] = normal
+        gate_up.block[gemm.OUT] = gated
+        gate_up.block[gemm.OUT_TILES] = gate_tiles
+        down.block[gemm.INPUT_TILES] = gated
+        down.block[gemm.OUT_STRIDE] = hidden * 2
+        down.block[gemm.OTHER] = inside
+        down.block[gemm.OTHER_STRIDE] = hidden * 2
+        return o, norm, gate_up, down
+
+
+def norm_call(rows: int, width: int, eps_bits: int) -> Call:
+    """A call of the norm's kernel, whose places are the caller's to fill in."""
+    threads = 1 if rows == 1 else torch.get_num_threads()
+    call = Call(kernel.norm_kernel(), kernel.NUM_FIELDS, kernel.NUM_ROWS, threads)
+    call.block[kernel.NUM_ROWS] = rows
+    call.block[kernel.WIDTH] = width
+    call.block[kernel.EPSILON_BITS] = eps_bits
+    return call
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -78,12 +165,20 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     assert x.dtype == out.dtype == weight.dtype == torch.bfloat16
     assert x.shape == out.shape and weight.shape == x.shape[1:] and weight.is_contiguous()
     assert x.stride(1) == out.stride(1) == 1
-    (bits,) = struct.unpack("I", struct.pack("f", eps))
-    fields = [0, *x.shape, x.data_ptr(), x.stride(0) * 2, weight.data_ptr()]
-    block = np.array([*fields, out.data_ptr(), out.stride(0) * 2, bits], np.int64)
-    assert len(block) == kernel.NUM_FIELDS
-    threads = 1 if x.shape[0] == 1 else torch.get_num_threads()
-    parallel(kernel.norm_kernel(), block.ctypes.data, threads)
+    rows, width = x.shape
+    call = norm_call(rows, width, float_bits(eps))
+    call.block[kernel.INPUT] = x.data_ptr()
+    call.block[kernel.INPUT_STRIDE] = x.stride(0) * 2
+    call.block[kernel.WEIGHT] = weight.data_ptr()
+    call.block[kernel.OUT] = out.data_ptr()
+    call.block[kernel.OUT_STRIDE] = out.stride(0) * 2
+    call()
+
+
+def float_bits(value: float) -> int:
+    """A float32 as an integer."""
+    (bits,) = struct.unpack("I", struct.pack("f", value))
+    return int(bits)
 
 
 # Operators are process-wide, and so is what their handles mean.

@@ -7,6 +7,7 @@ to run, not to be imported or compiled.
 
 import functools
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ MAX_ROWS = 512
 # Chosen so that sums, activations and two pieces of weights share a second-level cache of 2 MiB.
 _SUMS_BYTES = 1 << 18
 _MOST_PAIRS = 8  # of output tiles in a group
+_HALVED_TILES = 8  # of rows, from which on the last pairs are divided by rows too
 _INPUT_TILES = 512  # of a block of inputs, all rows
 _K_BLOCKS = (32, 128)  # its least and greatest width, tiles; multiples of the kernel's copies
 SHAPES = (amx_ir.Shape(2, 2), amx_ir.Shape(4, 1))
@@ -89,46 +91,44 @@ class TileLinear:
         self._check(x, residual, out)
         for first in range(0, rows, MAX_ROWS):
             piece = slice(first, first + MAX_ROWS)
-            outs, others = out[piece], other[piece]
-            self._run(
-                x[piece],
-                {
-                    kernel.OUT: outs.data_ptr(),
-                    kernel.OUT_STRIDE: outs.stride(0) * 2,
-                    kernel.OTHER: others.data_ptr(),
-                    kernel.OTHER_STRIDE: others.stride(0) * 2,
-                },
-            )
+            call, outs, others = self.call(len(x[piece])), out[piece], other[piece]
+            call.block[kernel.INPUT] = x[piece].data_ptr()
+            call.block[kernel.INPUT_STRIDE] = x.stride(0) * 2
+            call.block[kernel.OUT] = outs.data_ptr()
+            call.block[kernel.OUT_STRIDE] = outs.stride(0) * 2
+            call.block[kernel.OTHER] = others.data_ptr()
+            call.block[kernel.OTHER_STRIDE] = others.stride(0) * 2
+            call()
         return out
 
-    def _run(self, x: Tensor, ends: dict[int, int]) -> None:
-        """One call of the kernel; `ends` are the fields that the epilogue takes."""
-        rows, k_tiles, threads = x.shape[0], self.inputs // 32, torch.get_num_threads()
-        row_tiles = -(-rows // amx_ir.ROWS)
-        starts = group_starts(self._pairs, threads, row_tiles)
-        k_block = min(max(_INPUT_TILES // row_tiles // 16 * 16, _K_BLOCKS[0]), _K_BLOCKS[1])
-        largest = int(np.diff(starts).max())
-        sums_bytes = largest * row_tiles * 2 * amx_ir.TILE
+    def call(self, rows: int) -> "Call":
+        """A call of the kernel for up to MAX_ROWS rows, which may be made again and again while
+        the scratch memory is not replaced; what it reads and writes is the caller's to fill in.
+        """
+        k_tiles, threads, row_tiles = self.inputs // 32, torch.get_num_threads(), count_tiles(rows)
+        groups = divide(self._pairs, threads, row_tiles)
+        sums_bytes = int((groups[:, 1] - groups[:, 0]).max()) * row_tiles * 2 * amx_ir.TILE
         tiles, sums = self._scratch.take(row_tiles * k_tiles * amx_ir.TILE, threads * sums_bytes)
-        fields = {
-            kernel.CONFIG: self._config.data_ptr(),
-            kernel.NUM_ROWS: rows,
-            kernel.K_TILES: k_tiles,
-            kernel.K_BLOCK: k_block,
-            kernel.NUM_GROUPS: len(starts) - 1,
-            kernel.GROUP_STARTS: starts.ctypes.data,
-            kernel.INPUT: x.data_ptr(),
-            kernel.INPUT_STRIDE: x.stride(0) * 2,
-            kernel.INPUT_TILES: tiles,
-            kernel.WEIGHT: self._weight.data_ptr(),
-            kernel.SUMS: sums,
-            kernel.SUMS_STRIDE: sums_bytes,
-            kernel.EPILOGUE: self.epilogue,
-            **ends,
-        }
-        block = np.zeros(kernel.NUM_FIELDS, np.int64)
-        block[list(fields)] = list(fields.values())
-        parallel(self._functions[tile_shape(row_tiles)], block.ctypes.data, threads)
+        function = self._functions[tile_shape(row_tiles)]
+        call = Call(function, kernel.NUM_FIELDS, kernel.CONFIG, threads)
+        call.kept = (groups, self._config)
+        call.block[kernel.CONFIG] = self._config.data_ptr()
+        call.block[kernel.NUM_ROWS] = rows
+        call.block[kernel.K_TILES] = k_tiles
+        call.block[kernel.K_BLOCK] = input_block(row_tiles)
+        call.block[kernel.NUM_GROUPS] = len(groups)
+        call.block[kernel.GROUPS] = groups.ctypes.data
+        call.block[kernel.INPUT_TILES] = tiles
+        call.block[kernel.WEIGHT] = self.address
+        call.block[kernel.SUMS] = sums
+        call.block[kernel.SUMS_STRIDE] = sums_bytes
+        call.block[kernel.EPILOGUE] = self.epilogue
+        return call
+
+    @property
+    def address(self) -> int:
+        """Of the weights."""
+        return self._weight.data_ptr()
 
     def _check(self, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
         if (residual is not None) != (self.epilogue == Epilogue.ADD):
@@ -145,25 +145,59 @@ class TileLinear:
                 raise ValueError(f"{name} must be bf16 [{x.shape[0]}, {width}] with whole rows")
 
 
+class Call:
+    """A kernel, its argument block, which begins with counters, and how many threads run it."""
+
+    def __init__(self, function: int, num_fields: int, num_counters: int, threads: int) -> None:
+        self.block = np.zeros(num_fields, np.int64)
+        self._counters = self.block[:num_counters]
+        self.kept: tuple[Any, ...] = ()  # memory that the block refers to
+        self._function, self._threads = function, threads
+        self._address = self.block.ctypes.data
+
+    def __call__(self) -> None:
+        self._counters[:] = 0
+        parallel(self._function, self._address, self._threads)
+
+
+def count_tiles(rows: int) -> int:
+    """Tiles that hold so many rows."""
+    return -(-rows // amx_ir.ROWS)
+
+
+def input_block(row_tiles: int) -> int:
+    """Tiles of inputs that are worked on at a time."""
+    return min(max(_INPUT_TILES // row_tiles // 16 * 16, _K_BLOCKS[0]), _K_BLOCKS[1])
+
+
 def tile_shape(row_tiles: int) -> amx_ir.Shape:
     """The use of the tile registers for so many tiles of rows: whichever was measured faster."""
     return SHAPES[0] if 3 <= row_tiles <= 8 else SHAPES[1]
 
 
 @functools.cache
-def group_starts(pairs: int, threads: int, row_tiles: int) -> NDArray[np.int32]:
-    """Where the groups of pairs of output tiles begin that threads take, and `pairs`.
+def divide(pairs: int, threads: int, row_tiles: int) -> NDArray[np.int32]:
+    """The groups of outputs that threads take: int32 [groups, 4], first and end pair of output
+    tiles, first and end tile of rows.
 
     Large groups first, since each reads the activations once; then smaller ones, so that threads
-    that are held up, and those that share a core, leave work to the others.
+    that are held up, and those that share a core, leave work to the others; the last pairs of all,
+    if there are many rows, by halves of the rows.
     """
     most = max(1, min(_MOST_PAIRS, _SUMS_BYTES // (row_tiles * 2 * amx_ir.TILE)))
     divisor = threads * (4 if row_tiles <= 8 else 2)
-    starts = [0]
-    while starts[-1] < pairs:
-        rest = pairs - starts[-1]
-        starts.append(starts[-1] + min(most, max(1, rest // divisor)))
-    return np.array(starts, np.int32)
+    halved = min(pairs, threads) if row_tiles >= _HALVED_TILES else 0
+    groups, begin = [], 0
+    while begin < pairs:
+        size = min(most, max(1, (pairs - begin) // divisor))
+        if pairs - begin > halved:
+            groups.append((begin, begin + size, 0, row_tiles))
+        else:
+            middle = row_tiles // 2
+            groups += [(begin, begin + 1, 0, middle), (begin, begin + 1, middle, row_tiles)]
+            size = 1
+        begin += size
+    return np.array(groups, np.int32)
 
 
 def _in_tile_order(weight: Tensor, unit: int) -> Tensor:

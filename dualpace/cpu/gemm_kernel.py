@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, types
+from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
 from dualpace.cpu import amx_ir, amx_rope_ir
@@ -30,13 +30,14 @@ from dualpace.cpu.version import source_version
     K_TILES,
     K_BLOCK,  # tiles of inputs that are worked on at a time
     NUM_GROUPS,
-    GROUP_STARTS,  # int32 [groups + 1]: pairs of output tiles of each group
-    INPUT,
+    GROUPS,  # int32 [groups, 4]: first and end pair of output tiles, first and end tile of rows
+    INPUT,  # 0: INPUT_TILES holds the activations already
     INPUT_STRIDE,
     INPUT_TILES,  # room for the activations as tiles: ceil(rows / 16) * K_TILES tiles, by K_BLOCK
     WEIGHT,  # tiles [outputs / 32, K_TILES, 2]
     OUT,
     OUT_STRIDE,
+    OUT_TILES,  # of SILU_MUL: K_TILES of a product that gets OUT as its INPUT_TILES; 0: rows
     OTHER,  # what ADD adds
     OTHER_STRIDE,
     SUMS,  # float32 tiles, one piece a thread
@@ -55,7 +56,7 @@ from dualpace.cpu.version import source_version
     HEAD_STRIDE,
     VALUE_STRIDE,
     NUM_FIELDS,
-) = range(33)
+) = range(34)
 
 _TILE, _ROWS = amx_ir.TILE, amx_ir.ROWS
 _COPY_TILES = 16
@@ -146,6 +147,13 @@ def end_amx(_context, native):
     return types.void(native), codegen
 
 
+@njit
+def tile_place(tile: Any, row_tile: Any, row_tiles: Any, k_tiles: Any, k_block: Any) -> Any:
+    """Where a tile of activations lies, in tiles: by block of inputs, then row of tiles."""
+    begin = tile // k_block * k_block
+    return begin * row_tiles + row_tile * min(k_block, k_tiles - begin) + tile - begin
+
+
 @functools.cache
 def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
     """Address of the kernel `void f(int64 *block)`; if not `native`, one for any CPU."""
@@ -161,12 +169,11 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
         # Activations to tiles, a block of inputs after the other, so that what is used together
         # lies together. A unit is a few tiles of 16 rows. Rows behind the last are zero.
         copies = (k_tiles + _COPY_TILES - 1) // _COPY_TILES
+        units = row_tiles * copies if a[INPUT] else 0
         unit = fetch_add(block + NEXT_COPY * 8, 1)
-        while unit < row_tiles * copies:
+        while unit < units:
             first = unit % copies * _COPY_TILES
-            begin = first // k_block * k_block
-            steps = min(k_block, k_tiles - begin)
-            place = begin * row_tiles + unit // copies * steps - begin
+            place = tile_place(first, unit // copies, row_tiles, k_tiles, k_block) - first
             for i in range(_ROWS):
                 row = unit // copies * _ROWS + i
                 source = a[INPUT] + row * a[INPUT_STRIDE]
@@ -179,42 +186,44 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                             int64_at(to + k * _TILE)[j] = 0
             fetch_add(block + COPIED * 8, 1)
             unit = fetch_add(block + NEXT_COPY * 8, 1)
-        while load_shared(block + COPIED * 8) < row_tiles * copies:
+        while load_shared(block + COPIED * 8) < units:
             pass
 
         begin_amx(native, a[CONFIG])
         sums = a[SUMS] + fetch_add(block + NEXT_THREAD * 8, 1) * a[SUMS_STRIDE]
-        row_blocks = (row_tiles + rows_at_once - 1) // rows_at_once
-        lines = (32 // (2 // columns) + row_blocks - 1) // row_blocks
-        starts = carray(int32_at(a[GROUP_STARTS]), (a[NUM_GROUPS] + 1,))
+        groups = carray(int32_at(a[GROUPS]), (a[NUM_GROUPS], 4))
         group = fetch_add(block + NEXT_GROUP * 8, 1)
         while group < a[NUM_GROUPS]:
             coming = a[NUM_GROUPS]
+            begin, end = groups[group, 0], groups[group, 1]
+            top, bottom = np.int64(groups[group, 2]), np.int64(groups[group, 3])
+            row_blocks = (bottom - top + rows_at_once - 1) // rows_at_once
+            lines = (32 // (2 // columns) + row_blocks - 1) // row_blocks
             for k0 in range(0, k_tiles, k_block):
                 steps = min(k_block, k_tiles - k0)
-                for pair in range(starts[group], starts[group + 1]):
+                for pair in range(begin, end):
                     weight = a[WEIGHT] + (pair * k_tiles + k0) * 2 * _TILE
                     # Where the weights go on: next pair, next block of inputs, next group, or here.
                     ahead = weight
-                    if pair + 1 < starts[group + 1]:
+                    if pair + 1 < end:
                         ahead = weight + k_tiles * 2 * _TILE
                     elif k0 + steps < k_tiles:
-                        ahead = a[WEIGHT] + (starts[group] * k_tiles + k0 + steps) * 2 * _TILE
+                        ahead = a[WEIGHT] + (begin * k_tiles + k0 + steps) * 2 * _TILE
                     else:
                         # Taken no earlier than needed here: others may be free before.
                         coming = fetch_add(block + NEXT_GROUP * 8, 1)
                         if coming < a[NUM_GROUPS]:
-                            ahead = a[WEIGHT] + starts[coming] * k_tiles * 2 * _TILE
+                            ahead = a[WEIGHT] + groups[coming, 0] * k_tiles * 2 * _TILE
                     left = a[INPUT_TILES] + k0 * row_tiles * _TILE
-                    to = sums + (pair - starts[group]) * row_tiles * 2 * _TILE
+                    to = sums + (pair - begin) * row_tiles * 2 * _TILE
                     for column in range(0, 2, columns):
-                        for r in range(0, row_tiles, rows_at_once):
+                        for r in range(top, bottom, rows_at_once):
                             multiply_tiles(
                                 rows_at_once,
                                 columns,
                                 native,
                                 version,
-                                min(rows_at_once, row_tiles - r),
+                                min(rows_at_once, bottom - r),
                                 left + r * steps * _TILE,
                                 steps * _TILE,
                                 weight + column * _TILE,
@@ -227,7 +236,7 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                             ahead += steps * lines * 64
                     if k0 + steps < k_tiles:
                         continue
-                    for r in range(row_tiles):
+                    for r in range(top, bottom):
                         row = r * _ROWS
                         count = min(_ROWS, rows - row)
                         tile = to + 2 * r * _TILE
@@ -265,6 +274,10 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                             end_tiles(add, native, version, tile, count, out, stride, other, beside)
                         else:
                             out -= pair * 32
+                            if a[OUT_TILES]:
+                                place = tile_place(pair // 2, r, row_tiles, a[OUT_TILES], k_block)
+                                out = a[OUT] + place * _TILE + pair % 2 * 32
+                                stride = 64
                             end_tiles(silu_mul, native, version, tile, count, out, stride, other, 0)
             group = coming
         end_amx(native)

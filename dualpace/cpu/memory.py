@@ -52,13 +52,7 @@ class Scratch:
             self._buffer = huge_empty(end)
         return [self._buffer.data_ptr() + start for start in starts]
 
-    def tensors(self, *shapes: tuple[int, int]) -> list[Tensor]:
-        """bf16 matrices, not written, valid until the next call of `take` or `tensors`."""
-        sizes = [2 * rows * width for rows, width in shapes]
-        addresses = self.take(*sizes)  # may replace the buffer
-        starts = [at - self._buffer.data_ptr() for at in addresses]
-        pieces = [self._buffer[at : at + n] for at, n in zip(starts, sizes, strict=True)]
-        return [
-            piece.view(torch.bfloat16).view(shape)
-            for piece, shape in zip(pieces, shapes, strict=True)
-        ]
+    @property
+    def address(self) -> int:
+        """Of the buffer, until it grows."""
+        return self._buffer.data_ptr()

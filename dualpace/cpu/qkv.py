@@ -5,19 +5,21 @@ and writes keys and values straight into the paged cache, so that neither passes
 its own. This file knows nothing about models or who owns the blocks.
 """
 
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dualpace.cpu import amx_ir
 from dualpace.cpu import gemm_kernel as kernel
-from dualpace.cpu.dense_stage import Rooms, norm_rows
-from dualpace.cpu.gemm import MAX_ROWS, Epilogue, TileLinear
+from dualpace.cpu import norm_kernel as norms
+from dualpace.cpu.dense_stage import Rooms, float_bits, norm_call
+from dualpace.cpu.gemm import MAX_ROWS, Call, Epilogue, TileLinear, count_tiles, input_block
 from dualpace.cpu.plan import BLOCK_TOKENS
 
 
-@dataclass(frozen=True)
 class Places:
     """Where the tokens of a round stand, for all layers.
 
@@ -25,9 +27,25 @@ class Places:
     slots     int64 [rows]: `block * 16 + offset` in every layer's cache
     """
 
-    cos: Tensor
-    sin: Tensor
-    slots: Tensor
+    def __init__(self, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
+        shaped = cos.shape == sin.shape == (len(slots), cos.shape[1])
+        if not shaped or not cos.is_contiguous() or not sin.is_contiguous():
+            raise ValueError("cos and sin must be [rows, head_dim / 2] with one row a slot")
+        if cos.dtype != torch.float32 or sin.dtype != torch.float32 or slots.dtype != torch.int64:
+            raise ValueError("cos and sin must be float32, and slots int64")
+        self.cos, self.sin, self.slots = cos, sin, slots
+        self._highest, self._lowest = int(slots.max()), int(slots.min())
+        self._offsets: dict[int, NDArray[np.int64]] = {}
+
+    def offsets(self, cache: Tensor) -> NDArray[np.int64]:
+        """int64 [rows]: bytes from a layer's cache to each row. ValueError if a slot is outside."""
+        if self._lowest < 0 or self._highest >= len(cache) * BLOCK_TOKENS:
+            raise ValueError(f"a slot lies outside the cache's {len(cache)} blocks")
+        stride = cache.stride(0)
+        if stride not in self._offsets:
+            block, offset = np.divmod(self.slots.numpy(), BLOCK_TOKENS)
+            self._offsets[stride] = (block * stride + offset * cache.stride(3)) * 2
+        return self._offsets[stride]
 
 
 class PreAttention:
@@ -53,44 +71,59 @@ class PreAttention:
         if norm.dtype != torch.bfloat16 or norm.shape != qkv.shape[1:]:
             raise ValueError(f"norm must be bf16 [{qkv.shape[1]}], not {tuple(norm.shape)}")
         self._rooms = rooms or Rooms()
-        self._norm, self._eps = norm.contiguous(), eps
-        self._qkv = _Product(qkv, Epilogue.ROPE, native, self._rooms.tiles, self._dim)
+        self._norm, self._bits = norm.contiguous(), float_bits(eps)
+        self._qkv = TileLinear(qkv, Epilogue.ROPE, native, self._rooms.tiles, self._dim)
 
     def __call__(self, x: Tensor, places: Places, cache: Tensor) -> Tensor:
         """cache [blocks, 2, kv_heads, 16, d]: block and head strides free; written in place.
 
-        Raises ValueError for a cache, angles or slots that do not fit.
+        Raises ValueError for rows, a cache, angles or slots that do not fit.
         """
-        rows = x.shape[0]
-        self._check(rows, places, cache)
-        (normal,) = self._rooms.rows.tensors((rows, x.shape[1]))
-        norm_rows(x, self._norm, self._eps, normal)
+        rows = len(x)
+        self._check(x, places, cache)
         q = x.new_empty(rows, self._q_heads, self._dim)
-        slots = places.slots.numpy()
-        block, offset = np.divmod(slots, BLOCK_TOKENS)
-        to_cache = (block * cache.stride(0) + offset * self._dim) * 2
-        to_q = np.arange(rows) * (q.stride(0) * 2)
+        to_cache = places.offsets(cache)
         for first in range(0, rows, MAX_ROWS):
-            self._qkv.run(
-                normal[first : first + MAX_ROWS],
-                {
-                    kernel.HEAD_DIM: self._dim,
-                    kernel.Q_HEADS: self._q_heads,
-                    kernel.KV_HEADS: self._kv_heads,
-                    kernel.COS: places.cos[first:].data_ptr(),
-                    kernel.SIN: places.sin[first:].data_ptr(),
-                    kernel.TABLE_STRIDE: self._dim // 2 * 4,
-                    kernel.OUT: q.data_ptr(),
-                    kernel.OUT_OFFSETS: to_q[first:].ctypes.data,
-                    kernel.CACHE: cache.data_ptr(),
-                    kernel.CACHE_OFFSETS: to_cache[first:].ctypes.data,
-                    kernel.HEAD_STRIDE: cache.stride(2) * 2,
-                    kernel.VALUE_STRIDE: cache.stride(1) * 2,
-                },
+            count = min(rows - first, MAX_ROWS)
+            norm, qkv, _ = self._rooms.calls(
+                ("pre", count, x.shape[1], self._q_heads, self._kv_heads, self._dim),
+                partial(self._calls, count),
             )
+            norm.block[norms.INPUT] = x[first].data_ptr()
+            norm.block[norms.INPUT_STRIDE] = x.stride(0) * 2
+            norm.block[norms.WEIGHT] = self._norm.data_ptr()
+            norm.block[norms.EPSILON_BITS] = self._bits
+            norm()
+            qkv.block[kernel.WEIGHT] = self._qkv.address
+            qkv.block[kernel.COS] = places.cos[first].data_ptr()
+            qkv.block[kernel.SIN] = places.sin[first].data_ptr()
+            qkv.block[kernel.OUT] = q[first].data_ptr()
+            qkv.block[kernel.CACHE] = cache.data_ptr()
+            qkv.block[kernel.CACHE_OFFSETS] = to_cache[first:].ctypes.data
+            qkv.block[kernel.HEAD_STRIDE] = cache.stride(2) * 2
+            qkv.block[kernel.VALUE_STRIDE] = cache.stride(1) * 2
+            qkv()
         return q
 
-    def _check(self, rows: int, places: Places, cache: Tensor) -> None:
+    def _calls(self, rows: int) -> tuple[Call, Call, NDArray[np.int64]]:
+        hidden = self._qkv.inputs
+        (normal,) = self._rooms.rows.take(hidden // 32 * count_tiles(rows) * amx_ir.TILE)
+        norm, qkv = norm_call(rows, hidden, self._bits), self._qkv.call(rows)
+        norm.block[norms.OUT] = normal
+        norm.block[norms.K_BLOCK] = input_block(count_tiles(rows))
+        to_q = np.arange(rows) * (self._q_heads * self._dim * 2)
+        qkv.block[kernel.INPUT_TILES] = normal
+        qkv.block[kernel.HEAD_DIM] = self._dim
+        qkv.block[kernel.Q_HEADS] = self._q_heads
+        qkv.block[kernel.KV_HEADS] = self._kv_heads
+        qkv.block[kernel.TABLE_STRIDE] = self._dim // 2 * 4
+        qkv.block[kernel.OUT_OFFSETS] = to_q.ctypes.data
+        return norm, qkv, to_q
+
+    def _check(self, x: Tensor, places: Places, cache: Tensor) -> None:
+        width = self._norm.shape[0]
+        if x.shape[1:] != (width,) or x.dtype != torch.bfloat16 or x.stride(1) != 1:
+            raise ValueError(f"x must be bf16 [rows, {width}] with whole rows")
         if cache.shape[1:] != (2, self._kv_heads, BLOCK_TOKENS, self._dim) or (
             cache.dtype != torch.bfloat16 or cache.stride()[3:] != (self._dim, 1)
         ):
@@ -98,20 +131,5 @@ class PreAttention:
                 f"the cache must be bf16 [blocks, 2, {self._kv_heads}, {BLOCK_TOKENS}, "
                 f"{self._dim}] with contiguous rows"
             )
-        for angles in (places.cos, places.sin):
-            shaped = angles.shape == (rows, self._dim // 2) and angles.is_contiguous()
-            if not shaped or angles.dtype != torch.float32:
-                raise ValueError(f"cos and sin must be float32 [{rows}, {self._dim // 2}]")
-        slots = places.slots
-        if slots.shape != (rows,) or slots.dtype != torch.int64:
-            raise ValueError(f"slots must be int64 [{rows}]")
-        low, high = slots.aminmax()
-        if low < 0 or high >= cache.shape[0] * BLOCK_TOKENS:
-            raise ValueError(f"a slot lies outside the cache's {cache.shape[0]} blocks")
-
-
-class _Product(TileLinear):
-    """The product alone, with the fields of its epilogue."""
-
-    def run(self, x: Tensor, ends: dict[int, int]) -> None:
-        self._run(x, ends)
+        if places.cos.shape != (len(x), self._dim // 2):
+            raise ValueError(f"cos and sin must be [{len(x)}, {self._dim // 2}]")

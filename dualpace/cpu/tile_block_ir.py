@@ -35,7 +35,7 @@ def tile_config(shape: BlockShape) -> bytes:
     return amx_probe.tile_config(tile_sizes(shape))
 
 
-def tile_block_function(module: ir.Module, shape: BlockShape, locality: int = 2) -> ir.Function:
+def tile_block_function(module: ir.Module, shape: BlockShape, locality: int = 3) -> ir.Function:
     """block_ir's function for a shape with `tiles`; the caller has configured `tile_sizes`."""
     assert shape.tiles and shape.bf16 and shape.lanes == 16
     assert takes_tiles(shape.head_dim, shape.group)

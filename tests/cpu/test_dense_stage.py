@@ -12,6 +12,7 @@ from dualpace.cpu.dense_stage import (
     post_attention,
     takes,
 )
+from dualpace.cpu.gemm import TileLinear
 from dualpace.cpu.isa import Level, detected
 
 NATIVE = detected().has(Level.AMX)
@@ -45,6 +46,14 @@ def test_layers_that_share_memory_match_float64() -> None:
             assert torch.equal(x, before)
             reference = exact(attn, x, layer)
             assert (result.double() - reference).norm() < 0.01 * reference.norm()
+
+
+def test_memory_that_another_product_made_grow_is_found_again() -> None:
+    rooms, layer = Rooms(), weights()
+    stage, attn, x = PostAttention(*layer, EPS, rooms, NATIVE), bf16(4, WIDTH), bf16(4, HIDDEN)
+    before = stage(attn, x)
+    TileLinear(bf16(32, 8192), native=NATIVE, scratch=rooms.tiles)(bf16(500, 8192))
+    assert torch.equal(stage(attn, x), before)
 
 
 def test_one_graph_serves_all_layers() -> None:

@@ -9,7 +9,7 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 
 from dualpace.cpu import amx_ir, amx_rope_ir
-from dualpace.cpu.gemm import SHAPES, Epilogue, TileLinear, fits, group_starts
+from dualpace.cpu.gemm import SHAPES, Epilogue, TileLinear, divide, fits
 from dualpace.cpu.isa import Level, detected
 from dualpace.cpu.memory import Scratch
 
@@ -97,12 +97,16 @@ def test_misfits_are_refused() -> None:
 @pytest.mark.parametrize("row_tiles", [1, 4, 16, 32])
 @pytest.mark.parametrize(("pairs", "threads"), [(896, 16), (192, 16), (18, 16), (128, 13), (1, 4)])
 def test_groups_cover_the_outputs_and_shrink(pairs: int, threads: int, row_tiles: int) -> None:
-    sizes = np.diff(group_starts(pairs, threads, row_tiles))
-    assert sizes.sum() == pairs and sizes.min() >= 1
-    assert (np.diff(sizes) <= 0).all()  # the last are the smallest, for who comes first
-    assert sizes[-1] == 1 and sizes[0] <= max(1, pairs // threads)
+    groups = divide(pairs, threads, row_tiles)
+    times = np.zeros((pairs, row_tiles), int)
+    for begin, end, top, bottom in groups:
+        times[begin:end, top:bottom] += 1
+    assert (times == 1).all()
+    sizes = (groups[:, 1] - groups[:, 0]) * (groups[:, 3] - groups[:, 2])
+    assert (np.diff(sizes) <= row_tiles % 2).all()  # the last are the smallest, for who comes first
+    assert sizes[-1] <= row_tiles and sizes[0] <= max(1, pairs // threads) * row_tiles
     # What a thread keeps of sums fits its share of a second-level cache.
-    assert sizes[0] * row_tiles * 2 * amx_ir.TILE <= 1 << 18
+    assert sizes[0] * 2 * amx_ir.TILE <= 1 << 18
 
 
 def assembly(build: "object", *args: object) -> str:
