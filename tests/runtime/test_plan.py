@@ -5,8 +5,9 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from dualpace.runtime.plan import Plan, PolicyPlan
+from dualpace.runtime.plan import Plan, PolicyPlan, ProfilePlan
 from dualpace.settings.resolve import resolve
+from tests.runtime.schedule.predictor import flat_times
 from tests.settings import settings
 
 
@@ -28,6 +29,12 @@ def test_round_trip_keeps_every_value() -> None:
     assert again.compile.candidates_cpu == ("eager", "packed")
     assert again.gpu.cores == plan.gpu.cores
     assert again.policy.options == plan.policy.options
+
+
+def test_predicted_step_times_travel_along_and_stay_out_of_the_log() -> None:
+    plan = replace(tiny_plan(), profile=ProfilePlan(name="here", step_times=flat_times()))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "sizes" not in "".join(plan.lines())
 
 
 def test_it_is_frozen() -> None:

@@ -5,14 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dualpace import doctor
 from dualpace.errors import ConfigError
+from dualpace.runtime.engine.settings import make_state
 from dualpace.runtime.plan import Plan
 from dualpace.settings.compose import conf_dir, load
 from dualpace.settings.machine import differences, minor_version
 from dualpace.settings.measured import MeasuredProfile
 from dualpace.settings.resolve import resolve
+from tests.runtime.schedule.predictor import flat_times
 from tests.settings import settings
 
 
@@ -31,6 +34,22 @@ def test_a_profile_fills_in_what_nobody_set(write_profile: Callable[..., str]) -
         "gpu.token_limit",
         "cpu.max_batch_size",
     )
+
+
+def test_a_profiles_step_times_reach_the_plan_and_the_policy(
+    write_profile: Callable[..., str],
+) -> None:
+    file = Path(write_profile())
+    text = file.read_text()
+    assert plan(f"hw.profile={file}").profile.step_times is None, "as older profiles"
+    file.write_text(text + yaml.safe_dump({"step_times": flat_times().points()}))
+    made = plan(f"hw.profile={file}")
+    assert made.profile.step_times == flat_times()
+    make_state(made, None)
+    make_state(plan(f"hw.profile={file}", "policy.host_admission=always"), None)
+    file.write_text(text + yaml.safe_dump({"step_times": {"prefill": [[1, 1]]}}))
+    with pytest.raises(ConfigError, match="is no profile"):
+        plan(f"hw.profile={file}")
 
 
 def test_explicit_settings_win_over_the_profile(write_profile: Callable[..., str]) -> None:
