@@ -148,6 +148,7 @@ def child() -> None:
         buckets=order["buckets"],
         max_context=min(source.spec.max_context, MAX_TOKENS),
         cache_dir=order["folder"],
+        processes=order["threads"] if order["threads"] > 1 else 0,
         start=order["start"],
     )
     result = {

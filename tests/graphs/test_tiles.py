@@ -53,9 +53,7 @@ def amx_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build(spec: ModelSpec, backend: str | tuple[str, ...], folder: Path | None = None) -> Stages:
     weights = load_weights(Source("random", None, spec, "tiny"), torch.bfloat16)
-    stages = GraphCache().build(
-        spec, weights, backend=backend, buckets=(1, 4, 40), cache_dir=folder
-    )
+    stages = GraphCache().build(spec, weights, backend=backend, buckets=(1, 4), cache_dir=folder)
     stages.ready()
     return stages
 
@@ -124,7 +122,7 @@ def test_the_tuner_times_tiles_and_what_it_picks_is_right(tmp_path: Path) -> Non
     candidates = ("eager", "packed", "inductor-packed", "amx", "inductor-amx")
     stages = build(PLAIN, candidates, tmp_path)
     only = build(PLAIN, "inductor-amx", tmp_path)
-    for rows in (1, 3, 4, 5, 40, 41):
+    for rows in (1, 3, 4, 5, 9):
         assert_like_eager(stages, PLAIN, rows)
         assert_like_eager(only, PLAIN, rows)
     assert stages.compiles_after_ready == only.compiles_after_ready == 0
