@@ -119,6 +119,7 @@ def tuned(
             best = min((cut for cut in (None, *CUTS) if str(cut) in times), key=_cost(times))
             table.cuts[bucket], table.times[bucket] = best, times
             progress(f"attention of {bucket} rows: {best or 'the library'}")
+        torch.cuda.empty_cache()  # the pool comes next and takes what there is
         if path:
             table.save(path, key)
     return TunedAttention(library, own, table)
