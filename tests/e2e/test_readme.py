@@ -77,6 +77,16 @@ def test_the_python_client_answers(port: int) -> None:
     assert "Paris" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_offline_example_answers() -> None:
+    (program,) = [block for block in code_blocks("python") if "LLM(" in block]
+    shown = program.replace('LLM("smollm2")', 'LLM("random:tiny", compile={"backend": "eager"})')
+    assert shown != program  # of thin layers: what it says does not matter here
+    done = subprocess.run(
+        [sys.executable, "-c", shown], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0 and "{'gpu': 16, 'cpu': 0}" in done.stdout, done.stderr
+
+
 def test_many_clients_are_answered_by_both_engines(port: int) -> None:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
 
