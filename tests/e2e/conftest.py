@@ -71,6 +71,7 @@ def serve(tmp_path: Path) -> Serve:
         settings = {
             "model.dtype": "float32",
             "compile.backend": "eager",
+            "kv.host_blocks": 256,  # the default is gigabytes, which take seconds to map
             "runtime.round_log": str(tmp_path / "rounds.jsonl"),
             "runtime.request_log": str(tmp_path / "requests.json"),
             **overrides,
