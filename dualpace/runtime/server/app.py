@@ -45,12 +45,12 @@ def build_app(service: Service) -> FastAPI:
             "max_model_len": service.client.plan.model.max_context,
         }
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         """The process lives and its loop turns; whether it can serve is /ready's answer."""
         return {"status": "alive"}
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
         """200 while requests sent now will be answered, else 503 and what is in the way."""
         now = await service.condition()

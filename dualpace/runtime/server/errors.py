@@ -17,6 +17,21 @@ _EXPECTED = {
     "stop": "a string or a list of strings",
     "content": "a string or a list of text parts",
 }
+# By the validator's kind of complaint.
+_TYPES = {
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of usual size",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "model_attributes_type": "an object",
+}
+_ROUTES = (
+    "POST /v1/completions, POST /v1/chat/completions, GET /v1/models, /health, /ready, /metrics"
+)
 
 
 class APIError(Exception):
@@ -61,6 +76,8 @@ def as_api_error(error: Exception) -> APIError:
             return _of_validation(error)
         case HTTPException(status_code=400):
             return _of_unreadable(error.__cause__)
+        case HTTPException(status_code=404 | 405):
+            return APIError(error.status_code, f"This server has {_ROUTES}.", None, "no_such_route")
         case HTTPException():
             return APIError(error.status_code, str(error.detail))
         case _:
@@ -83,7 +100,9 @@ def _of_validation(error: RequestValidationError) -> APIError:
             param = ".".join(location[: depth + 1])
             return APIError(400, f"'{param}' must be {_EXPECTED[part]}.", param, "invalid_type")
     param = ".".join(location) or "body"
-    return APIError(400, f"'{param}': {first['msg']}.", param, "invalid_type")
+    expected = _TYPES.get(first["type"])
+    text = f"'{param}' must be {expected}." if expected else f"'{param}': {first['msg']}."
+    return APIError(400, text, param, "invalid_type")
 
 
 def _of_unreadable(cause: BaseException | None) -> APIError:

@@ -140,6 +140,20 @@ def test_bad_values_name_their_parameter(server, param, value):
 
 
 @pytest.mark.parametrize(
+    ("param", "value", "sentence"),
+    [
+        ("model", 3, "'model' must be a string."),
+        ("stream", "yes", "'stream' must be true or false."),
+        ("max_tokens", 2.5, "'max_tokens' must be an integer."),
+        ("top_p", "high", "'top_p' must be a number."),
+        ("stream_options", [1], "'stream_options' must be an object."),
+    ],
+)
+def test_types_are_said_in_words(server, param, value, sentence):
+    assert refusal(post(server, "completions", {**COMPLETION, param: value}))["message"] == sentence
+
+
+@pytest.mark.parametrize(
     ("message", "param"),
     [
         ({"role": "tool", "content": "x"}, "messages.0.role"),
@@ -237,8 +251,9 @@ def test_unknown_model_and_route(server, client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="gpt-9", prompt="hi")
     assert caught.value.code == "model_not_found"
-    refusal(server.http.get("/v1/nothing"), 404)
-    refusal(server.http.get("/v1/completions"), 405)
+    assert "POST /v1/completions" in refusal(server.http.get("/v1/nothing"), 404)["message"]
+    assert "POST /v1/completions" in refusal(server.http.get("/v1/completions"), 405)["message"]
+    assert server.http.head("/ready").status_code == server.http.head("/health").status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
