@@ -59,7 +59,7 @@ def test_keys_and_values_go_from_memory_to_the_tile_unit(dim: int, group: int) -
     # Keys, queries, sums and values; weights once.
     assert count(text, "tileloadd") == 4 * pieces + 1
     assert count(text, "tilestored") == pieces + 1
-    assert count(text, "prefetcht[12]") == 2 * 16 * dim * 2 // 64
+    assert count(text, "prefetcht0") == 2 * 16 * dim * 2 // 64
     # Of each product's 16 tokens only exponentials and their conversion are left to vectors.
     assert "vdpbf16ps" not in text
     narrowed = re.findall(r"vcvtneps2bf16\s.*, %([xyz])mm", text)
