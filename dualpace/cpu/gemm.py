@@ -172,7 +172,7 @@ def input_block(row_tiles: int) -> int:
 
 def tile_shape(row_tiles: int) -> amx_ir.Shape:
     """The use of the tile registers for so many tiles of rows: whichever was measured faster."""
-    return SHAPES[0] if 3 <= row_tiles <= 8 else SHAPES[1]
+    return SHAPES[0] if row_tiles >= 3 else SHAPES[1]
 
 
 @functools.cache
