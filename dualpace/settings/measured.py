@@ -17,7 +17,7 @@ from dualpace.runtime.config import TOKEN_LIMIT
 from dualpace.runtime.plan import ProfilePlan
 from dualpace.runtime.step_times import StepTimes
 from dualpace.settings.compose import conf_dir
-from dualpace.settings.machine import Fingerprint, differences
+from dualpace.settings.machine import STAND_IN, Fingerprint, differences
 from dualpace.settings.schema import SystemConfig
 
 C = TypeVar("C", bound=SystemConfig)
@@ -70,7 +70,7 @@ def settled(config: C, here: Fingerprint) -> tuple[C, ProfilePlan]:
         profile = MeasuredProfile.read(name)
         if found := differences(profile.fingerprint, here):
             raise ConfigError(_refusal(config, name, found))
-        taken, times = _fill(config, profile), profile.step_times
+        taken, times = _fill(config, profile), _times(config, profile)
     if config.gpu.token_limit is None:
         config.gpu.token_limit = TOKEN_LIMIT
     if config.cpu.max_batch_size is None:
@@ -94,6 +94,14 @@ def _fill(config: SystemConfig, profile: MeasuredProfile) -> list[str]:
         config.cpu.max_batch_size = profile.cpu_batch_limit
         taken.append("cpu.max_batch_size")
     return taken
+
+
+def _times(config: SystemConfig, profile: MeasuredProfile) -> StepTimes | None:
+    """The times count an assist between rounds. A GPU that serves it beside them loses less to it,
+    by how much is not known: they would close a host tier that pays.
+    """
+    beside = config.assist.mode == "stream" and profile.fingerprint["gpu"] != STAND_IN
+    return None if beside else profile.step_times
 
 
 def _refusal(config: SystemConfig, name: str, found: list[str]) -> str:

@@ -13,7 +13,7 @@ from dualpace.runtime.engine.settings import make_state
 from dualpace.runtime.plan import Plan
 from dualpace.settings.compose import conf_dir, load
 from dualpace.settings.machine import differences, minor_version
-from dualpace.settings.measured import MeasuredProfile
+from dualpace.settings.measured import MeasuredProfile, settled
 from dualpace.settings.resolve import resolve
 from tests.runtime.schedule.predictor import flat_times
 from tests.settings import settings
@@ -50,6 +50,16 @@ def test_a_profiles_step_times_reach_the_plan_and_the_policy(
     file.write_text(text + yaml.safe_dump({"step_times": {"prefill": [[1, 1]]}}))
     with pytest.raises(ConfigError, match="is no profile"):
         plan(f"hw.profile={file}")
+
+
+def test_times_of_assists_between_rounds_do_not_judge_those_beside_them() -> None:
+    name = "h200_llama_31_8b"
+    shipped = MeasuredProfile.read(name)
+    assert shipped.step_times is not None
+    for mode, times in (("stream", None), ("boundary", shipped.step_times)):
+        config = load(f"hw.profile={name}", f"assist.mode={mode}")
+        config, taken = settled(config, shipped.fingerprint)
+        assert (config.gpu.token_limit, taken.step_times) == (shipped.token_limit, times)
 
 
 def test_explicit_settings_win_over_the_profile(write_profile: Callable[..., str]) -> None:
