@@ -1,6 +1,7 @@
 """Every YAML file composes and checks; the key set is frozen; bad values get a sentence."""
 
 import dataclasses
+import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dualpace.graphs.config import BACKENDS
 from dualpace.graphs.source import resolve_source
 from dualpace.settings.check import check
 from dualpace.settings.compose import conf_dir, help_text, load, register
+from dualpace.settings.paths import default_cache
 from dualpace.settings.schema import ServeConfig
 from tests.settings import settings
 
@@ -146,3 +148,22 @@ def test_impossible_values_get_one_sentence(overrides: str, sentence: str) -> No
     text = str(caught.value)
     assert sentence in text
     assert text.endswith(".") and "\n" not in text
+
+
+def test_the_cache_is_in_no_folder_that_others_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in it is run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    assert default_cache() == str(tmp_path / "mine" / "dualpace")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = Path(default_cache())
+    assert made.parent == tmp_path and made.stat().st_mode & 0o077 == 0
+    made.chmod(0o777)
+    with pytest.raises(ConfigError, match="may be written by others"):
+        default_cache()
+    made.rmdir()
+    made.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="may be written by others"):
+        default_cache()

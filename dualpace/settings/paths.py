@@ -1,6 +1,7 @@
 """Files and folders that settings name: made absolute, and tried before anything is started."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -29,12 +30,25 @@ def _is_writable(folder: Path) -> bool:
 
 def default_cache() -> str:
     """The user's cache folder; where there is none to write in, one for as long as /tmp lasts."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        found = folder("compile.cache_dir", "~/.cache/dualpace")
+        found = folder("compile.cache_dir", f"{base}/dualpace")
+        assert found is not None
+        return found
     except (ConfigError, RuntimeError):  # a read-only or missing home
-        found = str(Path(tempfile.gettempdir()) / f"dualpace-{os.getuid()}")
-    assert found is not None
-    return found
+        return _own(Path(tempfile.gettempdir()) / f"dualpace-{os.getuid()}")
+
+
+def _own(path: Path) -> str:
+    """`path` as a folder that nobody else can write: what lies in it is run."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"compile.cache_dir is not set, no home can be written and {path} may be written by "
+            f"others: set compile.cache_dir to a folder of your own."
+        )
+    return str(path)
 
 
 def log_file(key: str, name: str | None) -> str | None:

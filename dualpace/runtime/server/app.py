@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
 from dualpace.runtime.server import errors
+from dualpace.runtime.server.body_limit import BodyLimit
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.service import Service
 from dualpace.runtime.server.streams import Answer
@@ -16,6 +17,7 @@ from dualpace.runtime.server.streams import Answer
 def build_app(service: Service) -> FastAPI:
     app = FastAPI(title="DualPace", version=version("dualpace"), openapi_url=None)
     errors.install(app)
+    app.add_middleware(BodyLimit)
     created = int(time.time())
 
     @app.post("/v1/completions")
@@ -57,7 +59,8 @@ def build_app(service: Service) -> FastAPI:
         if now.status == "ready":
             return JSONResponse({"status": "ready"})
         seconds = round(time.monotonic() - now.since_s, 1)
-        return JSONResponse({"status": now.status, "phase": now.phase, "seconds": seconds}, 503)
+        body = {"status": now.status, "phase": now.phase, "seconds": seconds}
+        return JSONResponse(body, 200 if now.status == "degraded" else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

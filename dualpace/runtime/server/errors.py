@@ -108,6 +108,8 @@ def _of_validation(error: RequestValidationError) -> APIError:
 def _of_unreadable(cause: BaseException | None) -> APIError:
     """A body that stopped the JSON parser before it could say where."""
     match cause:
+        case APIError():  # of the body's size, met while reading it
+            return cause
         case UnicodeDecodeError():
             byte = cause.object[cause.start]
             text = f"The body is not UTF-8 text: byte {cause.start} is {byte:#04x}."

@@ -16,7 +16,8 @@ _STALL_S = 300.0  # without a token while requests wait; a long prompt may take 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """status: ready | starting | restarting | stalled | draining; `phase` says it to people."""
+    """status: ready | degraded | starting | restarting | stalled | draining; `phase` says it to
+    people. Degraded: the CPU tier is being started again, all that has room in HBM is served."""
 
     status: str
     phase: str
@@ -24,7 +25,7 @@ class Condition:
 
 
 async def condition(client: EngineClient) -> Condition:
-    """How a started engine is doing."""
+    """How a started engine is doing now."""
     now_s = time.monotonic()
     if client.num_requests and now_s - client.progress_s > _STALL_S:
         waiting = f"{client.num_requests} requests wait and no token comes"
@@ -38,7 +39,7 @@ async def condition(client: EngineClient) -> Condition:
     for role, worker in stats["workers"].items():
         if not worker["ready"]:
             phase = f"{role} worker: {worker['phase']}"
-            return Condition("restarting", phase, client.start_s + client.phases[-1][0])
+            return Condition("degraded" if role == "cpu" else "restarting", phase, now_s)
         if any(is_stopped(pid) for pid in worker["pids"]):
             return Condition("stalled", f"the {role} worker is stopped by a signal", now_s)
     return Condition("ready", "ready", client.start_s)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from dualpace.runtime.engine_client import EngineClient
@@ -38,6 +39,7 @@ class Service:
         self.tokenizer: Tokenizer | None = None
         self.drain_start_s: float | None = None  # set: no new requests, the answers may finish
         self.num_answers = 0  # being made or sent
+        self._seen = Condition("ready", "ready", client.start_s)  # when last asked
 
     @property
     def model(self) -> str:
@@ -52,7 +54,10 @@ class Service:
         if not client.is_ready or self.tokenizer is None:
             phase = "loading tokenizer" if client.is_ready else client.phase
             return Condition("starting", phase, client.start_s)
-        return await condition(client)
+        found = await condition(client)
+        if found.status != self._seen.status:
+            self._seen = found
+        return replace(found, since_s=self._seen.since_s)
 
     def admit(self, model: str | None) -> Tokenizer:
         """The tokenizer for a request that may run now. Raises APIError for one that may not."""

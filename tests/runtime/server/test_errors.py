@@ -1,8 +1,10 @@
 """What is refused, and how: OpenAI's shape, the parameter's name, nothing ignored."""
 
+import http.client
 import json
 import threading
 
+import httpx
 import openai
 import pytest
 
@@ -284,3 +286,28 @@ def test_a_long_text_does_not_hold_up_others(server):
     for thread in threads:
         thread.join()
     assert {error["code"] for error in errors} == {"context_length_exceeded"}
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_announcement_and_by_its_size(server):
+    """And the server goes on serving others."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Length", str(10**11))
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert (answer.status, json.load(answer)["error"]["code"]) == (413, "body_too_large")
+    connection.close()
+
+    def pieces():
+        for _ in range(40):
+            yield b" " * 2**20
+
+    try:
+        sent = server.http.post(
+            "/v1/completions", content=pieces(), headers={"Content-Type": "application/json"}
+        )
+    except httpx.WriteError:  # the answer came before all was sent
+        pass
+    else:
+        assert refusal(sent, 413)["code"] == "body_too_large"
+    assert server.http.get("/health").status_code == 200
