@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, HydraException
 from hydra.types import RunMode
@@ -30,7 +31,7 @@ from dualpace.settings.schema import (
     SimulateConfig,
     SystemConfig,
 )
-from dualpace.settings.wording import sentence
+from dualpace.settings.wording import sentence, unknown_option
 
 log = logging.getLogger(__name__)
 register()
@@ -62,6 +63,9 @@ def command(name: str, body: Callable[[Any], None]) -> None:
         if "--version" in sys.argv:
             print(f"DualPace {version('dualpace')}")
             return
+        _, unknown = get_args_parser().parse_known_args()
+        if unknown:
+            sys.exit(unknown_option(name, unknown[0], sys.argv[1:]))
         hydra.main(version_base="1.3", config_path=conf_dir(), config_name=name)(task)()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(sentence(error))

@@ -4,6 +4,7 @@ setting says what it means."""
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from dualpace.errors import ConfigError
 from dualpace.settings.compose import load
 from dualpace.settings.meaning import meanings, summary
 from dualpace.settings.schema import ROOTS, VARIANTS
+from dualpace.settings.wording import unknown_option
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,7 @@ from dualpace.settings.schema import ROOTS, VARIANTS
         ("server.port=1,2", "server.port=1,2 has several values: for a list write [a,b]"),
         ("gpu=2", "A group is set to one of its choices, group=choice"),
         ("+gpu.colour=red", "+colour is no setting of GpuConfig: a + adds only hw and experiment."),
+        ("+hw=cpu +hw=h200", "hw is chosen more than once: keep one of its choices."),
         ("gpu.device=${oc.env:NOT_SET}", "gpu.device refers to what is not there"),
     ],
 )
@@ -43,6 +46,48 @@ def test_a_mistake_is_one_sentence(overrides: str, sentence: str) -> None:
     text = str(caught.value)
     assert sentence in text
     assert text[-1] in ".?" and "\n" not in text and "Config" not in text.replace("GpuConfig", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("hw: {cores: 1}", "hw/own.yaml sets hw inside of hw: begin the file with the line '# @"),
+        ("# @package _global_\nhw: {cors: 1}", "In hw/own.yaml, hw.cors is no setting: did you "),
+        ("# @package _global_\nhw: {cores: x}", "hw.cores in hw/own.yaml does not fit: hw.cores"),
+    ],
+)
+def test_a_mistake_in_a_file_of_ones_own_names_it(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "hw").mkdir()
+    (tmp_path / "hw" / "own.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(f"hydra.searchpath=['file://{tmp_path}']", "+hw=own")
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("choice", ["azure", "sharegpt"])
+def test_a_workload_without_its_file_asks_for_it(choice: str) -> None:
+    with pytest.raises(ConfigError, match=r"^workload\.path=FILE is needed, the path of the "):
+        load(f"workload={choice}", root="simulate")
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("--port 8101", "write server.port=8101."),
+        ("--port=8101", "write server.port=8101."),
+        ("--prot", "write server.port=VALUE."),
+        ("--model x", "write model.source=x."),
+        ("--policy neo", "write policy=neo."),
+        ("--hw cpu", "write +hw=cpu."),
+        ("--server.port 1", "write server.port=1."),
+        ("--max-batch-size 8", "write gpu.max_batch_size=8 or cpu.max_batch_size=8."),
+        ("--zzzzzz", "settings are written key=value, and --help lists them."),
+    ],
+)
+def test_an_option_that_is_none_names_the_setting(words: str, advice: str) -> None:
+    option = words.split()[0]
+    text = unknown_option("serve", option, words.split())
+    assert text == f"{option.partition('=')[0]} is no option: {advice}"
 
 
 def leaves(schema: type) -> Iterator[tuple[type, str]]:

@@ -3,7 +3,7 @@ asked, what is wrong with it, what to write instead."""
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -11,18 +11,20 @@ from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
     InterpolationResolutionError,
+    MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
 
 from dualpace.settings.help import APPENDED
 from dualpace.settings.meaning import meanings
-from dualpace.settings.schema import ServeConfig
+from dualpace.settings.schema import ROOTS, VARIANTS, BenchConfig, ServeConfig
 
 
 def sentence(error: Exception) -> str:
     """What `error`, raised while settings were composed, says to the person who wrote them."""
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    own = isinstance(error, OmegaConfBaseException)
+    cause = error if own else error.__cause__ or error.__context__
     match error, cause:
         case MissingConfigException(), _:
             return _unknown_choice(error)
@@ -32,9 +34,11 @@ def sentence(error: Exception) -> str:
                 f"of = , [ ] {{ }} in quotes of its own, as in 'key=\"a=b\"'."
             )
         case _, ConfigAttributeError() | ConfigKeyError():
-            return _unknown_key(cause)
+            return _in_file(error, cause) or _unknown_key(cause)
         case _, ValidationError():
             return _wrong_type(error, cause)
+        case _, MissingMandatoryValue():
+            return _missing(cause)
         case _, InterpolationResolutionError():
             problem = str(cause).splitlines()[0].rpartition("interpolation: ")[2]
             return f"{cause.full_key} refers to what is not there: {problem}."
@@ -46,6 +50,8 @@ def sentence(error: Exception) -> str:
         return f"{group} is no group of this command: --help lists those that are."
     if "group override must be a string" in first:
         return "A group is set to one of its choices, group=choice, and a setting by its full name."
+    if found := re.search(r"Multiple values for ([\w/]+)\.", first):
+        return f"{found.group(1)} is chosen more than once: keep one of its choices."
     if found := re.search(r"Ambiguous value for argument '(.*)'", first):
         return (
             f"{found.group(1)} has several values: for a list write [a,b], for a sweep add "
@@ -61,6 +67,58 @@ def _unknown_choice(error: MissingConfigException) -> str:
         return f"{error.missing_cfg_file} is not there: --help lists the groups and their choices."
     files = ", or name a folder or file with model.source=/path" if group == "model" else ""
     return f"{group}={name} is unknown: choose one of {', '.join(options)}{files}."
+
+
+def unknown_option(root: str, option: str, words: Sequence[str]) -> str:
+    """What to write instead of `option`, a word of the command line `words` that begins with a dash
+    and that the command conf/ROOT.yaml does not have."""
+    flag, _, value = option.partition("=")
+    after = words[words.index(option) + 1 :] if option in words else ()
+    if not value:
+        value = after[0] if after and not after[0].startswith("-") else "VALUE"
+    name = flag.lstrip("-").replace("-", "_")
+    schema = ROOTS.get(f"{root}_schema", ServeConfig)
+    if name in APPENDED:
+        return f"{flag} is no option: write +{name}={value}."
+    if name != "model" and name in {group for group, _ in VARIANTS} & set(meanings(schema)):
+        return f"{flag} is no option: write {name}={value}."
+    name = "source" if name == "model" else name
+    keys = list(_all_keys(schema))
+    lasts = {key.rpartition(".")[2] for key in keys}
+    near = [name] if name in lasts else difflib.get_close_matches(name, lasts, 1)
+    found = [name] if name in keys else [k for k in keys if k.rpartition(".")[2] in near][:3]
+    if not found:
+        return f"{flag} is no option: settings are written key=value, and --help lists them."
+    return f"{flag} is no option: write {' or '.join(f'{key}={value}' for key in found)}."
+
+
+def _missing(error: OmegaConfBaseException) -> str:
+    known = meanings(error.object_type) if error.object_type in _schemas(error) else {}
+    text = known[str(error.key)].text if str(error.key) in known else ""
+    value = "FILE" if error.key == "path" else "VALUE"
+    if text.startswith("of "):
+        text = f"the {error.key} {text}"
+    return f"{error.full_key}={value} is needed{', ' * bool(text)}{text}."
+
+
+def _file_of(error: Exception) -> str | None:
+    """The file below a folder of settings that `error` is about, if it is about one."""
+    found = re.match(r"In '([^']+)': ", str(error))
+    return f"{found.group(1)}.yaml" if found else None
+
+
+def _in_file(error: Exception, cause: OmegaConfBaseException) -> str | None:
+    """An unknown key in a file of the user's own."""
+    file = _file_of(error)
+    if file is None:
+        return None
+    package, _, key = str(cause.full_key).partition(".")
+    if package == file.partition("/")[0] and key.partition(".")[0] in meanings(BenchConfig):
+        return (
+            f"{file} sets {key} inside of {package}: begin the file "
+            f"with the line '# @package _global_'."
+        )
+    return f"In {file}, {_unknown_key(cause)}"
 
 
 def _unknown_key(error: OmegaConfBaseException) -> str:
@@ -84,6 +142,8 @@ def _all_keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 def _wrong_type(error: Exception, cause: OmegaConfBaseException) -> str:
     written = str(error).removeprefix("Error merging override ").splitlines()[0]
+    if file := _file_of(error):
+        written = f"{cause.full_key} in {file}"
     known = meanings(cause.object_type) if cause.object_type in _schemas(cause) else {}
     if str(cause.key) in known:
         return f"{written} does not fit: {cause.full_key} takes {known[str(cause.key)].type}."
