@@ -181,6 +181,12 @@ def _max_context(
     wanted = config.model.max_context
     if wanted is None:
         return possible
+    if wanted > spec.max_context:
+        raise ConfigError(
+            f"model.max_context={wanted} is more than the {spec.max_context} tokens that "
+            f"model.source={config.model.source} itself is made for: lower it to at most "
+            f"{possible}, or leave it out."
+        )
     if wanted > possible:
         raise ConfigError(
             f"model.max_context={wanted} is more than the {possible} tokens that the model "
