@@ -4,8 +4,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import fields
+from contextlib import ExitStack, suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dualpace.runtime.simulate.predictor import LayerPredictor
 from dualpace.runtime.simulate.simulator import Simulation, Timeline
 from dualpace.runtime.simulate.times import step_times
 from dualpace.runtime.simulate.work import GpuWorkModel
+from dualpace.settings.paths import log_file
 from dualpace.settings.schema import SimulateConfig
 
 GIB = 1 << 30
@@ -39,6 +40,7 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
     Writes `result`, `runtime.round_log` and `runtime.request_log` where they are named. Raises
     ConfigError for settings that cannot work.
     """
+    config = with_files(config)
     requests = load_workload(config.workload)
     cost = CostModel(config.simulated, config.cpu.tp)
     state = make_state(config, cost)
@@ -56,9 +58,21 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
     result["simulator_s"] = round(simulator_s, 3)
     write_requests(config, run, requests)
     if config.result:
-        Path(config.result).parent.mkdir(parents=True, exist_ok=True)
         Path(config.result).write_text(json.dumps(result))
     return result
+
+
+def with_files(config: SimulateConfig) -> SimulateConfig:
+    """`config` with absolute paths of files that can be written, tried before the run."""
+    if config.result is not None:
+        with suppress(OSError):  # log_file says what is wrong
+            Path(config.result).expanduser().parent.mkdir(parents=True, exist_ok=True)
+    logs = replace(
+        config.runtime,
+        round_log=log_file("runtime.round_log", config.runtime.round_log),
+        request_log=log_file("runtime.request_log", config.runtime.request_log),
+    )
+    return replace(config, result=log_file("result", config.result), runtime=logs)
 
 
 def make_state(config: SimulateConfig, cost: CostModel) -> State:

@@ -161,3 +161,9 @@ def test_impossible_settings_are_one_sentence_and_exit_code_1() -> None:
     assert out.returncode == 1
     assert "workload.path=nowhere.csv is not a file" in out.stderr
     assert "Traceback" not in out.stderr
+
+
+@pytest.mark.parametrize("key", ["result", "runtime.round_log", "runtime.request_log"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}=/dev/null/x.json cannot be written"):
+        simulate(settings(f"{key}=/dev/null/x.json", "workload.num_requests=1"))
