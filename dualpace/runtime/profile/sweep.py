@@ -72,6 +72,12 @@ class Sweep:
             log.info("%d of %d points are finished already", finished, len(self.points))
         if not missing:
             return {}
+        log.info(
+            "measuring %d points, results and logs in %s; the first one compiles what is missing "
+            "and takes the longest",
+            len(missing),
+            self.folder,
+        )
         groups = [missing] if self.settings.share_child else [[point] for point in missing]
         failed: dict[str, str] = {}
         with SweepBar(len(missing)) as bar:

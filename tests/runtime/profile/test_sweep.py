@@ -132,12 +132,14 @@ def test_one_point_that_fails_leaves_the_others_and_its_reason(
 
 
 def test_a_child_that_dies_is_reported_and_can_be_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     made = config(tmp_path, point="decode-1")
     monkeypatch.setattr("dualpace.runtime.profile.sweep.CHILD", "dualpace.no_such_module")
     failed = Sweep(made).measure()
     assert failed.keys() == {"decode-1"} and "no_such_module" in failed["decode-1"]
+    assert f"measuring 1 points, results and logs in {tmp_path}" in caplog.text
     monkeypatch.undo()
     assert Sweep(made).measure() == {}
 
