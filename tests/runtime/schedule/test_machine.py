@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from dualpace.runtime.schedule import Limits, make_policy
 from dualpace.runtime.schedule.estimate import Declared, Estimator, Quantile
+from dualpace.runtime.schedule.policies import POLICIES
 from tests.runtime.schedule.predictor import FlatPredictor, flat_times
 from tests.runtime.schedule.world import World
 
@@ -112,18 +113,10 @@ class Serving(RuleBasedStateMachine):
         ROUNDS["total"] += self.world.rounds
 
 
-class GpuOnlyServing(Serving):
-    policy = "gpu_only"
-
-
-class NeoServing(Serving):
-    policy = "neo"
-
-
-@pytest.mark.parametrize(
-    ("machine", "examples"), [(Serving, 200), (GpuOnlyServing, 60), (NeoServing, 60)]
-)
-def test_no_order_of_events_breaks_a_rule(machine: type[Serving], examples: int) -> None:
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_no_order_of_events_breaks_a_rule(policy: str) -> None:
+    machine = type(f"Serving_{policy}", (Serving,), {"policy": policy})
+    examples = 200 if policy == "dualpace" else 60
     run_state_machine_as_test(
         machine,
         settings=settings(
