@@ -128,6 +128,8 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell lets what it starts in the background ignore Ctrl-C, these tests included.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "serving random-tiny\n"

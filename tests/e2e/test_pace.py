@@ -12,6 +12,8 @@ import pytest
 from dualpace import Output, SamplingParams
 from tests.e2e.conftest import Serve
 
+pytestmark = pytest.mark.alone
+
 Rounds = Callable[[], list[dict[str, Any]]]
 Record = dict[str, Any]
 
