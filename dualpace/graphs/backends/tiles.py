@@ -73,10 +73,10 @@ def check(name: str, dtype: str) -> None:
         )
 
 
-class Amx(Eager):
-    """Nothing compiled by Inductor: what a start on tiles begins with."""
+class _OnTiles:
+    """Weights as tiles, post-attention behind one handle."""
 
-    name = "amx"
+    name: str
     form = "tiles"
 
     def __init__(self, tiles: Tiles | None = None) -> None:
@@ -92,30 +92,21 @@ class Amx(Eager):
 
     def check(self, dtype: str) -> None:
         check(self.name, dtype)
+
+
+class Amx(_OnTiles, Eager):
+    """Nothing compiled by Inductor: what a start on tiles begins with."""
+
+    name = "amx"
 
     def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         return dense_stage.post_attention if is_whole(stage, example) else stage
 
 
-class InductorAmx(Inductor):
+class InductorAmx(_OnTiles, Inductor):
     """The graphs of packed matrices, whose handles lead to tiles; post-attention is `amx`'s."""
 
     name = "inductor-amx"
-    form = "tiles"
-
-    def __init__(self, tiles: Tiles | None = None) -> None:
-        self._tiles = tiles or Tiles()
-
-    @property
-    def pack(self) -> Pack | None:
-        return self._tiles.matrix
-
-    @property
-    def whole(self) -> Whole | None:
-        return self._tiles
-
-    def check(self, dtype: str) -> None:
-        check(self.name, dtype)
 
     def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         if is_whole(stage, example):
