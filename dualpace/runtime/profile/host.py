@@ -14,10 +14,11 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.wiring import kv_layout
 from dualpace.runtime.worker.attention import DecodeAttention
-from dualpace.runtime.worker.build import Progress, worker_stages
+from dualpace.runtime.worker.build import worker_stages
 from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.progress import Progress
 from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
 from dualpace.runtime.worker.rows import SamplingArrays
 
@@ -59,7 +60,7 @@ class HostWorker:
         width = plan.model.num_q_heads * plan.model.head_dim
         self.num_layers = plan.model.num_layers
         self.stages = worker_stages(plan, "cpu", Progress(say))
-        pool = HostPool(link.host_pool, kv_layout(plan), plan.kv.host_blocks, dtype)
+        pool = HostPool(link.host_pool, kv_layout(plan), plan.kv.host_pool_blocks, dtype)
         self.attention = DecodeAttention(pool.layers, plan.model.num_q_heads, plan.cpu.threads)
         self.attention.warm_up()
         self.client = TimedClient(link, dtype)

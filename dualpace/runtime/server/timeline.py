@@ -15,7 +15,7 @@ _WIDTH = 24
 
 def start_table(info: Mapping[str, Any], ready_s: float) -> list[str]:
     """Lines for people. `info` is what the engine said when it was ready: each worker's seconds by
-    phase (see `worker.build.Progress`), phases of later versions included.
+    phase (see `worker.progress.Progress`), phases of later versions included.
     """
     workers = {
         role: info[role]["seconds"] for role in ("gpu", "cpu") if "seconds" in info.get(role, {})

@@ -2,10 +2,7 @@
 long each part took.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -28,9 +25,10 @@ from dualpace.runtime.worker.attention import AcceleratorAttention, DecodeAttent
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
-from dualpace.runtime.worker.layer_times import Times, accelerator_times, host_times
+from dualpace.runtime.worker.layer_times import accelerator_times, host_times
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import AttentionWorker, Exchange, LockstepRounds
+from dualpace.runtime.worker.progress import Progress
 from dualpace.runtime.worker.ranks import (
     ALONE,
     Ranks,
@@ -51,8 +49,6 @@ from dualpace.runtime.worker.routes import (
 from dualpace.runtime.worker.stand_in import StandInRounds
 from dualpace.runtime.worker.transfers import Staging, Transfers
 
-SECONDS_BETWEEN_REPORTS = 2.0
-
 
 class Worker(Protocol):
     def ready(self) -> None:
@@ -60,35 +56,6 @@ class Worker(Protocol):
 
     def turn(self) -> None:
         """Waits for work, does some. Raises LifelineClosedError."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """Reports phases through `say` and keeps their seconds, for the `Ready` message."""
-
-    say: Callable[[str], None]
-    seconds: dict[str, float] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
-    layer_times: Times = field(default_factory=dict)  # where the policy predicts
-
-    @contextmanager
-    def phase(self, name: str, text: str) -> Iterator[None]:
-        self.say(text)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - started, 3)
-
-    def steps(self, text: str) -> Callable[[int, int], None]:
-        """A function that reports (steps done, steps in all), now and then."""
-        said = time.monotonic()
-
-        def report(done: int, total: int) -> None:
-            nonlocal said
-            if time.monotonic() - said > SECONDS_BETWEEN_REPORTS:
-                said = time.monotonic()
-                self.say(f"{text}: {done} of {total}")
-
-        return report
 
 
 def build_accelerator(
@@ -105,7 +72,7 @@ def build_accelerator(
     layout, dtype = kv_layout(plan, plan.gpu.tp), DTYPES[plan.model.dtype]
     num_q_heads = plan.model.num_q_heads // plan.gpu.tp
     with progress.phase("pools", "making the accelerator's KV pool"):
-        hbm = AcceleratorPool(layout, plan.kv.gpu_blocks, dtype, device)
+        hbm = AcceleratorPool(layout, plan.kv.gpu_pool_blocks, dtype, device)
         hosts = host_parts(plan, link, ranks.shard)
         progress.bytes["gpu_kv"] = hbm.blocks.nbytes
     with progress.phase("attention", "preparing attention"):

@@ -20,6 +20,7 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import become_child, receive
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.link import LifelineClosedError, Link
+from dualpace.runtime.worker.progress import Progress
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -88,7 +89,7 @@ def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyE
         link.check_lifeline()
         link.send(Phase(text))
 
-    progress = build.Progress(say)
+    progress = Progress(say)
     progress.seconds["import"] = round(time.monotonic() - started, 3)
     worker: build.Worker
     try:

@@ -30,6 +30,7 @@ from dualpace.runtime.worker.cuda import layer_times, lockstep, model, rounds, t
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import Exchange
+from dualpace.runtime.worker.progress import Progress
 from tests.runtime.worker import rig
 
 PATIENCE_S = 60.0
@@ -176,7 +177,7 @@ def device_rig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "build_accelerator", _build)
     build_cpu = build.build_cpu
 
-    def on_device(plan: Plan, link: Link, progress: build.Progress) -> build.Worker:
+    def on_device(plan: Plan, link: Link, progress: Progress) -> build.Worker:
         gpu = dataclasses.replace(plan.gpu, device="cuda")
         return build_cpu(dataclasses.replace(plan, gpu=gpu), link, progress)
 
@@ -189,13 +190,13 @@ def _once(run: Callable[[], object]) -> float:
     return 1.0
 
 
-def _build(plan: Plan, link: Link, progress: build.Progress, _: object) -> AcceleratorWorker:
+def _build(plan: Plan, link: Link, progress: Progress, _: object) -> AcceleratorWorker:
     limit = plan.gpu.max_batched_tokens + plan.cpu.max_batch_size
     layout = kv_layout(plan)
     cpu = torch.device("cpu")
-    pool = AcceleratorPool(layout, plan.kv.gpu_blocks, torch.float32, cpu).blocks
-    host = HostPool(link.host_pool, layout, plan.kv.host_blocks, torch.float32)
-    memory: Any = SimpleNamespace(chunk_pieces=plan.kv.host_blocks)
+    pool = AcceleratorPool(layout, plan.kv.gpu_pool_blocks, torch.float32, cpu).blocks
+    host = HostPool(link.host_pool, layout, plan.kv.host_pool_blocks, torch.float32)
+    memory: Any = SimpleNamespace(chunk_pieces=plan.kv.host_pool_blocks)
     registered = transfers.RegisteredPool(host.blocks, memory)
     forward: Any = Forward(plan)
     maker: Any = Maker()

@@ -23,6 +23,7 @@ from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout, lock
 from dualpace.runtime.worker import build
 from dualpace.runtime.worker.copies import CopyEngine, CopyJob
 from dualpace.runtime.worker.link import LifelineClosedError, Link
+from dualpace.runtime.worker.progress import Progress
 
 PATIENCE_S = 60.0  # only a failing test waits so long
 GPU_BLOCKS, HOST_BLOCKS = 40, 48
@@ -169,7 +170,7 @@ class Rig:
     def __init__(self, plan: Plan, copies: Callable[[int], CopyEngine], start_gpu: bool) -> None:
         self.plan = plan
         self.host_region = SharedRegion.create(
-            "host pool", kv_layout(plan).host_bytes(plan.kv.host_blocks)
+            "host pool", kv_layout(plan).host_bytes(plan.kv.host_pool_blocks)
         )
         layout = assist_layout(plan)
         self.assist_region = SharedRegion.create("assist", layout.nbytes)
@@ -184,7 +185,7 @@ class Rig:
         self.free = {"gpu": list(range(1, GPU_BLOCKS)), "host": list(range(1, HOST_BLOCKS))}
         for blocks in self.free.values():
             mix.shuffle(blocks)
-        progress = build.Progress(lambda text: None)
+        progress = Progress(lambda text: None)
         links = {
             "gpu": self._link(self.gpu, self.cpu),
             "cpu": self._link(self.cpu, self.gpu),

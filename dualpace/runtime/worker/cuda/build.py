@@ -4,7 +4,6 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, RegisteredPo
 from dualpace.runtime.worker.kv_pools import AcceleratorPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import Exchange
+from dualpace.runtime.worker.progress import Progress
 from dualpace.runtime.worker.ranks import (
     Ranks,
     attention_columns,
@@ -49,14 +49,11 @@ from dualpace.runtime.worker.ranks import (
     order_of,
 )
 
-if TYPE_CHECKING:
-    from dualpace.runtime.worker.build import Progress
-
 GIB = 1 << 30
 
 
 def build_device(
-    plan: Plan, link: Link, progress: "Progress", assists_reachable: bool
+    plan: Plan, link: Link, progress: Progress, assists_reachable: bool
 ) -> AcceleratorWorker:
     """The worker of `--role gpu` on the device of its rank. ConfigError for what the driver
     refuses.
@@ -83,7 +80,7 @@ def build_device(
         )
     with progress.phase("pools", "making the GPU's KV pool"):
         layout = kv_layout(plan, plan.gpu.tp)
-        pool = AcceleratorPool(layout, plan.kv.gpu_blocks, dtype, device).blocks
+        pool = AcceleratorPool(layout, plan.kv.gpu_pool_blocks, dtype, device).blocks
         progress.bytes["gpu_kv"] = pool.nbytes
     hosts = _host_pools(plan, link, ranks, progress)
     with progress.phase("graphs", f"capturing decode steps; attention: {choice.reason}"):
@@ -97,7 +94,7 @@ def build_device(
             progress.steps("capturing decode steps"),
             max_sampled=buckets[-1] + beside,
         )
-    write_out = WriteOut(hosts) if plan.kv.host_blocks > 1 else None
+    write_out = WriteOut(hosts) if plan.kv.host_blocks else None
     transfers = DeviceTransfers(pool, hosts)
     rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries)
     with progress.phase("warm_up", "warming up"):
@@ -127,7 +124,7 @@ def build_device(
 
 @torch.inference_mode()
 def _paired(
-    plan: Plan, exchange: Exchange, rounds: DeviceRounds, progress: "Progress"
+    plan: Plan, exchange: Exchange, rounds: DeviceRounds, progress: Progress
 ) -> PairedRounds:
     """The rounds with two lanes for host rows, warm, and their layer timed."""
     model = rounds.model
@@ -168,7 +165,7 @@ def _folder(plan: Plan) -> Path | None:
     return Path(plan.compile.cache_dir) / "gpu" if plan.compile.cache_dir else None
 
 
-def _weights(plan: Plan, ranks: Ranks, device: torch.device, progress: "Progress") -> Weights:
+def _weights(plan: Plan, ranks: Ranks, device: torch.device, progress: Progress) -> Weights:
     source = resolve_source(plan.model.source)
     with progress.phase("weights", f"loading {plan.model.name}"):
         weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed, ranks.shard)
@@ -177,7 +174,7 @@ def _weights(plan: Plan, ranks: Ranks, device: torch.device, progress: "Progress
         return device_model.on_device(weights, device)
 
 
-def _host_pools(plan: Plan, link: Link, ranks: Ranks, progress: "Progress") -> list[RegisteredPool]:
+def _host_pools(plan: Plan, link: Link, ranks: Ranks, progress: Progress) -> list[RegisteredPool]:
     """The parts of the host pool that hold this rank's heads."""
     with progress.phase("host_memory", "registering host memory"):
         report = progress.steps("registering MiB of host memory")
