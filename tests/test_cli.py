@@ -86,7 +86,7 @@ def test_doctor_ends_with_one_json_line_that_holds_the_plan(tmp_path: Path) -> N
     out = run("doctor", *arguments, cwd=tmp_path).stdout
     report = json.loads(out.splitlines()[-1])
     assert report["problem"] is None
-    assert report["plan"]["kv"]["gpu_blocks"] == 33
+    assert report["plan"]["kv"]["gpu_blocks"] == 32
     assert set(report["ranks"]) == {"gpu 0", "cpu 0", "cpu 1"}
     assert "ready to serve" in out
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """The plan: every setting resolved to one value, frozen, the same in every process.
 
 Made once by `settings.resolve`, logged, and handed to engine and workers as JSON. Plain data: no
-torch, no defaults, nothing left to decide. Sizes of pools count block 0, the scratch block.
+torch, no defaults, nothing left to decide.
 """
 
 import json
@@ -88,13 +88,22 @@ class CpuPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPlan:
-    """Both pools. `gpu_blocks` and `host_blocks` count physical blocks, scratch included."""
+    """Both pools: `gpu_blocks` and `host_blocks` hold requests, as set, logged and counted in
+    metrics; the `pool_blocks` are what is allocated, with block 0, the scratch block, besides."""
 
     gpu_blocks: int
     host_blocks: int
     block_tokens: int
     bytes_per_block: int  # all layers, K and V
     output_estimate: str
+
+    @property
+    def gpu_pool_blocks(self) -> int:
+        return self.gpu_blocks + 1
+
+    @property
+    def host_pool_blocks(self) -> int:
+        return self.host_blocks + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

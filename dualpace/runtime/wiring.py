@@ -31,10 +31,10 @@ def max_gpu_rows(plan: Plan) -> int:
 def channel_size(plan: Plan, role: str) -> ChannelSize:
     """Bounds every message by what the pools and limits can hold: the block tables of a batch name
     no block twice, but a migration names its source and its target."""
-    blocks = 4 * (plan.kv.gpu_blocks + plan.kv.host_blocks)
+    blocks = 4 * (plan.kv.gpu_pool_blocks + plan.kv.host_pool_blocks)
     if role == "gpu" or plan.policy.lockstep:  # both get the batches that hold host rows
         rows = max_gpu_rows(plan) + plan.cpu.max_batch_size
-        migrations = plan.kv.gpu_blocks + plan.kv.host_blocks  # each moves at least a block
+        migrations = plan.kv.gpu_pool_blocks + plan.kv.host_pool_blocks  # each moves at least a block
         down = 3 * blocks + (rows + migrations) * _ROW_BYTES + 4 * plan.gpu.max_batched_tokens
     else:
         rows = plan.cpu.max_batch_size
@@ -77,7 +77,7 @@ def kv_layout(plan: Plan, tp: int = 1) -> KvLayout:
 
 def host_shard_bytes(plan: Plan) -> int:
     """Of each CPU rank's part of the host pool; several begin on pages of their own."""
-    nbytes = kv_layout(plan, plan.cpu.tp).host_bytes(plan.kv.host_blocks)
+    nbytes = kv_layout(plan, plan.cpu.tp).host_bytes(plan.kv.host_pool_blocks)
     return nbytes if plan.cpu.tp == 1 else -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE
 
 

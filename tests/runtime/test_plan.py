@@ -53,5 +53,5 @@ def test_lines_show_every_group_once() -> None:
     lines = tiny_plan().lines()
     assert lines[0] == "hw: auto"
     assert [line.split(":")[0] for line in lines][1:4] == ["model", "compile", "gpu"]
-    assert any("gpu_blocks=9" in line for line in lines)
+    assert any("gpu_blocks=8" in line for line in lines)
     assert "runtime: " in lines[9] and "(" not in lines[9]  # tuples as people write them

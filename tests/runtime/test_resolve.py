@@ -48,29 +48,29 @@ def test_auto_takes_a_gpu_where_one_is() -> None:
 
 def test_blocks_as_told_are_usable_ones_and_the_pools_have_a_scratch_block_more() -> None:
     made = plan("kv.gpu_blocks=8", "kv.host_blocks=100")
-    assert (made.kv.gpu_blocks, made.kv.host_blocks) == (9, 101)
+    assert (made.kv.gpu_blocks, made.kv.host_blocks) == (8, 100)
 
 
 def test_pools_in_gib() -> None:
     made = plan("kv.gpu_gib=0.25", "kv.host_gib=1")
-    assert made.kv.gpu_blocks - 1 == GIB // 4 // made.kv.bytes_per_block
-    assert made.kv.host_blocks - 1 == GIB // made.kv.bytes_per_block
+    assert made.kv.gpu_blocks == GIB // 4 // made.kv.bytes_per_block
+    assert made.kv.host_blocks == GIB // made.kv.bytes_per_block
 
 
 def test_the_stand_in_has_a_small_pool_and_a_modest_host_pool() -> None:
-    assert plan().kv.host_blocks == 8193
+    assert plan().kv.host_blocks == 8192
     made = resolve(settings("model.source=random:smollm2-135m"), SMALL)
-    assert made.kv.gpu_blocks == 257
-    assert made.kv.host_blocks - 1 == 2 * GIB // made.kv.bytes_per_block
+    assert made.kv.gpu_blocks == 256
+    assert made.kv.host_blocks == 2 * GIB // made.kv.bytes_per_block
     assert made.model.max_context == 8192
 
 
 def test_a_gpu_gets_what_its_memory_leaves_beside_the_weights() -> None:
     made = resolve(settings("model.source=random:llama-3.1-8b"), BIG)
     weights = SHAPES["llama-3.1-8b"].num_parameters() * 2
-    pool = made.kv.gpu_blocks * made.kv.bytes_per_block
+    pool = made.kv.gpu_pool_blocks * made.kv.bytes_per_block
     assert 0.8 * 140 * GIB - weights < pool + GIB < 0.91 * 140 * GIB - weights
-    assert made.kv.host_blocks * made.kv.bytes_per_block < 120 * GIB - weights
+    assert made.kv.host_pool_blocks * made.kv.bytes_per_block < 120 * GIB - weights
 
 
 def test_context_is_bounded_by_model_larger_tier_and_what_one_prefill_can_redo() -> None:
@@ -85,7 +85,7 @@ def test_context_is_bounded_by_model_larger_tier_and_what_one_prefill_can_redo()
 
 def test_without_a_host_tier_only_the_gpu_pool_counts() -> None:
     made = resolve(load("model=tiny_random", "policy=gpu_only", "kv.gpu_blocks=16"), SMALL)
-    assert made.kv.host_blocks == 1
+    assert made.kv.host_blocks == 0
     assert made.model.max_context == 256
     assert made.policy.name == "gpu_only"
 
@@ -147,5 +147,5 @@ def test_what_this_machine_cannot_do_gets_one_sentence(overrides: str, sentence:
 def test_an_hw_file_bounds_what_is_used_of_a_larger_machine() -> None:
     made = plan("hw.cores=4", "hw.vram_gib=24", "hw.host_gib=8", on=BIG)
     assert max(made.gpu.cores + made.cpu.cores + made.runtime.cores) == 3
-    assert made.kv.gpu_blocks * made.kv.bytes_per_block < 24 * GIB
-    assert made.kv.host_blocks * made.kv.bytes_per_block < 8 * GIB
+    assert made.kv.gpu_pool_blocks * made.kv.bytes_per_block < 24 * GIB
+    assert made.kv.host_pool_blocks * made.kv.bytes_per_block < 8 * GIB

@@ -37,8 +37,8 @@ def make_state(plan: Plan, predictor: MeasuredPredictor | None) -> State:
     )
     return State(
         limits,
-        plan.kv.gpu_blocks,
-        plan.kv.host_blocks,
+        plan.kv.gpu_pool_blocks,
+        plan.kv.host_pool_blocks,
         make_policy(plan.policy.name, **options),
         make_estimator(plan.kv.output_estimate),
         plan.runtime.look_ahead,

@@ -74,8 +74,8 @@ def simulated(
         assist=assist(choices, route),
         host=HostProfileConfig(gpu_round_ms=HOST_ROUND_MS, cpu_round_ms=HOST_ROUND_MS),
         limits=LimitsConfig(
-            gpu_blocks=plan.kv.gpu_blocks - 1,
-            host_blocks=plan.kv.host_blocks - 1,
+            gpu_blocks=plan.kv.gpu_blocks,
+            host_blocks=plan.kv.host_blocks,
             post_attention_limit=choices.routing.chosen[0],
             post_layer_limit=choices.routing.chosen[1],
         ),

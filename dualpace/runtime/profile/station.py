@@ -30,7 +30,7 @@ class Station:
         self._cpu_channel = Channel.create("cpu channel", channel_size(plan, "cpu"))
         self._ours, self._theirs = socket.socketpair()  # the CPU worker's lifeline
         self.batches = BatchMaker(
-            plan.model.vocab, plan.kv.gpu_blocks, plan.kv.host_blocks, temperature
+            plan.model.vocab, plan.kv.gpu_pool_blocks, plan.kv.host_pool_blocks, temperature
         )
 
     @cached_property

@@ -150,8 +150,8 @@ class _EngineCollector(Collector):
         client, kv = self._client, self._client.plan.kv
         config = {
             "block_size": str(kv.block_tokens),
-            "num_gpu_blocks": str(kv.gpu_blocks - 1),
-            "num_cpu_blocks": str(kv.host_blocks - 1),
+            "num_gpu_blocks": str(kv.gpu_blocks),
+            "num_cpu_blocks": str(kv.host_blocks),
         }
         yield _gauge(
             "vllm:cache_config_info", "Sizes of the KV pools", [(config | {"engine": "0"}, 1)]

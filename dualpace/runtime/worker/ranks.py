@@ -99,7 +99,7 @@ def host_shard(plan: Plan, link: Link, rank: int) -> HostPool:
     nbytes = host_shard_bytes(plan)
     memory = link.host_pool[rank * nbytes : (rank + 1) * nbytes]
     layout = kv_layout(plan, plan.cpu.tp)
-    return HostPool(memory, layout, plan.kv.host_blocks, DTYPES[plan.model.dtype])
+    return HostPool(memory, layout, plan.kv.host_pool_blocks, DTYPES[plan.model.dtype])
 
 
 def host_parts(plan: Plan, link: Link, shard: Shard) -> list[HostPart]:

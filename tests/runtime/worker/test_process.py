@@ -27,7 +27,7 @@ class Process:
     def __init__(self, plan, role):
         self.regions = [
             SharedRegion.create("assist", assist_layout(plan).nbytes),
-            SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_blocks)),
+            SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_pool_blocks)),
         ]
         self.channel = Channel.create("channel", channel_size(plan, role))
         self.other = eventfd()
@@ -155,7 +155,7 @@ from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
 plan = Plan.from_json(sys.argv[1])
 channel = Channel.create("channel", channel_size(plan, "cpu"))
 assist = SharedRegion.create("assist", assist_layout(plan).nbytes)
-host = SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_blocks))
+host = SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_pool_blocks))
 fds = dict(channel=channel.region.fd, bell_down=channel.bell_down, bell_up=channel.bell_up,
            other_doorbell=eventfd(), assist=assist.fd, host_pool=host.fd)
 process, lifeline = start_process(
