@@ -34,7 +34,7 @@ def channel_size(plan: Plan, role: str) -> ChannelSize:
     blocks = 4 * (plan.kv.gpu_pool_blocks + plan.kv.host_pool_blocks)
     if role == "gpu" or plan.policy.lockstep:  # both get the batches that hold host rows
         rows = max_gpu_rows(plan) + plan.cpu.max_batch_size
-        migrations = plan.kv.gpu_pool_blocks + plan.kv.host_pool_blocks  # each moves at least a block
+        migrations = plan.kv.gpu_blocks + plan.kv.host_blocks  # each moves at least a block
         down = 3 * blocks + (rows + migrations) * _ROW_BYTES + 4 * plan.gpu.max_batched_tokens
     else:
         rows = plan.cpu.max_batch_size
@@ -58,9 +58,11 @@ def lockstep_layout(plan: Plan) -> LockstepLayout:
     model = plan.model
     return LockstepLayout(
         max_rows=plan.cpu.max_batch_size,
-        q_width=model.num_q_heads * model.head_dim,
-        kv_width=model.num_kv_heads * model.head_dim,
+        q_width=model.num_q_heads // plan.gpu.tp * model.head_dim,
+        kv_width=model.num_kv_heads // plan.gpu.tp * model.head_dim,
         itemsize=itemsize(plan),
+        askers=plan.gpu.tp,
+        answerers=plan.cpu.tp,
     )
 
 

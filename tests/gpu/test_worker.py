@@ -20,7 +20,7 @@ from dualpace.settings.resolve import resolve
 from tests.runtime.worker.lockstep_case import run_lockstep
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import GPU_BLOCKS, HOST_BLOCKS, Rig, Talk
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 LAYERS = 5
 CONFIG = {

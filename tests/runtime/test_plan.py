@@ -8,7 +8,7 @@ import pytest
 from dualpace.runtime.plan import Plan, PolicyPlan, ProfilePlan
 from dualpace.settings.resolve import resolve
 from tests.runtime.schedule.predictor import flat_times
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 
 def tiny_plan() -> Plan:

@@ -13,7 +13,7 @@ from dualpace.settings.hardware import probe
 from dualpace.settings.machine import fingerprint
 from dualpace.settings.resolve import resolve
 from dualpace.settings.schema import ServeConfig
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 SETTINGS = {
     "post_attention_limit": 48,

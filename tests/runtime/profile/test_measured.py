@@ -16,7 +16,7 @@ from dualpace.settings.machine import differences, minor_version
 from dualpace.settings.measured import MeasuredProfile, settled
 from dualpace.settings.resolve import resolve
 from tests.runtime.schedule.predictor import flat_times
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 
 def plan(*overrides: str) -> Plan:

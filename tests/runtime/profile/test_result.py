@@ -16,7 +16,7 @@ from dualpace.runtime.routing import Route, route
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.settings.resolve import resolve
 from tests.runtime.profile.conftest import machine
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 SWEEP = SweepConfig()
 

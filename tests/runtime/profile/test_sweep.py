@@ -22,7 +22,7 @@ from dualpace.settings.compose import conf_dir, load
 from dualpace.settings.hardware import probe
 from dualpace.settings.resolve import resolve
 from dualpace.settings.schema import ProfileHwConfig
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = {

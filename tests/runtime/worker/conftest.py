@@ -21,7 +21,7 @@ from tests.runtime.worker.rig import (
     Talk,
     WildCopies,
 )
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 
 @pytest.fixture(scope="session")

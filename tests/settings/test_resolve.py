@@ -11,7 +11,7 @@ from dualpace.runtime.plan import AssistPlan, Plan
 from dualpace.settings.compose import load
 from dualpace.settings.hardware import GIB, Gpu, Hardware
 from dualpace.settings.resolve import resolve
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 SMALL = Hardware(cores=(0, 1), numa_nodes=(0, 0), memory_bytes=16 * GIB, fast_bf16=False, gpus=())
 BIG = Hardware(

@@ -18,10 +18,10 @@ from dualpace.settings.check import check
 from dualpace.settings.compose import conf_dir, help_text, load, register
 from dualpace.settings.paths import default_cache
 from dualpace.settings.schema import ServeConfig
-from tests.settings import settings
+from tests.tiny_settings import settings
 
 CONF = Path(conf_dir())
-SNAPSHOT = Path(__file__).parent / "data" / "config_keys.txt"
+SNAPSHOT = Path(__file__).parents[1] / "data" / "config_keys.txt"
 GROUPS = ("model", "policy", "compile", "gpu", "cpu", "kv", "server")
 
 

@@ -1,4 +1,4 @@
-"""Settings for tests that need many: composed once, then changed key by key."""
+"""Settings of a tiny model for tests that need many: composed once, then changed key by key."""
 
 import copy
 import functools
