@@ -56,7 +56,7 @@ EQUIVALENT = {
     ("fit.fit_thresholds", "best > 0 -> best >= 0"),  # a share of 0 is 0
     # The usual case is passed over, and the general one decides the same.
     ("cpu_round.keeps_everyone", "len(running) <= draft.max_rows -> len(running) < draft.max_rows"),
-    ("cpu_round.keeps_everyone", "next_growth <= draft.free -> next_growth < draft.free"),
+    ("cpu_round.keeps_everyone", "growth <= draft.free -> growth < draft.free"),
     (
         "cpu_round.keeps_everyone",
         "view.envelope.growth > draft.slack -> view.envelope.growth >= draft.slack",

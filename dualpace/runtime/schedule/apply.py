@@ -2,28 +2,24 @@
 decides nothing.
 """
 
-from __future__ import annotations
+from collections.abc import Collection
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
-
-from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep, Row
+from dualpace.runtime.schedule.estimate import Estimator
+from dualpace.runtime.schedule.ledger import Ledger
+from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep
 from dualpace.runtime.schedule.view import finish_peak
 from dualpace.runtime.types import Owner, Phase, Request
 
-if TYPE_CHECKING:
-    from dualpace.runtime.schedule.state import State
-
 
 def apply_rows(
-    state: State, step: GpuStep | CpuStep, rows: Iterable[Row], finished: Collection[int]
+    ledger: Ledger, step: GpuStep | CpuStep, finished: Collection[int], estimator: Estimator
 ) -> Applied:
     """Each row that sampled gains one token. Rows of requests that have ended are dropped; those at
     max_tokens or in `finished` end now.
     """
     applied = Applied(step, [], [], [], [])
     batch, sampled, ended = applied.batch, applied.sampled, Phase.ENDED
-    for row in rows:
+    for row in step.all_rows:
         request = row.request
         if row.sample:
             request.in_flight -= 1
@@ -31,7 +27,7 @@ def apply_rows(
             request.pins -= 1
         if request.phase is ended:
             applied.dropped.append(request)
-            state.release_if_unpinned(request)
+            ledger.release_if_unpinned(request)
             continue
         batch.append(request.id)
         if not row.sample:
@@ -40,23 +36,23 @@ def apply_rows(
         sampled.append(request)
         if request.num_output >= request.max_tokens or request.id in finished:
             applied.finished.append(request)
-            state.estimator.observe(request.num_output)
-            state.end(request)
+            estimator.observe(request.num_output)
+            ledger.end(request)
     for request in step.due:
-        outgrow_if_due(state, request)
+        outgrow_if_due(ledger, request, estimator)
     return applied
 
 
-def outgrow_if_due(state: State, request: Request) -> None:
+def outgrow_if_due(ledger: Ledger, request: Request, estimator: Estimator) -> None:
     """An answer longer than was thought gets a new estimate, so a higher finish peak."""
     outputs = request.num_output + request.in_flight
     expected = request.estimated_output
     if request.phase is not Phase.DECODING or not expected <= outputs < request.max_tokens:
         return
     before = request.peak_blocks
-    request.estimated_output = state.estimator.outgrown(outputs, request.max_tokens)
+    request.estimated_output = estimator.outgrown(outputs, request.max_tokens)
     request.peak_blocks = finish_peak(request, request.estimated_output)
     if request.owner is Owner.GPU:
-        state.queue_peak += request.peak_blocks - before
+        ledger.queue_peak += request.peak_blocks - before
     else:
-        state.recount_growth()
+        ledger.recount_growth()

@@ -5,8 +5,8 @@ commits the result.
 """
 
 from dualpace.runtime.schedule.rounds import CpuRound
-from dualpace.runtime.schedule.view import View
-from dualpace.runtime.types import BLOCK_TOKENS, Request
+from dualpace.runtime.schedule.view import View, next_growth
+from dualpace.runtime.types import Request
 
 
 def cpu_round(view: View) -> CpuRound:
@@ -36,16 +36,15 @@ class Draft:
         """Adds the request if rows, tokens, its next block, its finish growth and the reserve
         allow it.
         """
-        batch, next_growth, finish_growth = (
-            self.round.decode,
-            request.next_growth,
-            request.finish_growth,
-        )
-        if len(batch) >= self.max_rows or next_growth > self.free or finish_growth > self.slack:
+        if (
+            len(self.round.decode) >= self.max_rows
+            or request.next_growth > self.free
+            or request.finish_growth > self.slack
+        ):
             return False
-        batch.append(request)
-        self.free -= next_growth
-        self.slack -= finish_growth
+        self.round.decode.append(request)
+        self.free -= request.next_growth
+        self.slack -= request.finish_growth
         return True
 
 
@@ -67,12 +66,12 @@ def preserve_running_frontier(draft: Draft) -> None:
 def keeps_everyone(draft: Draft) -> bool:
     """The usual case of A.2.2 at once: nobody yields, and the budgets hold the whole queue."""
     view, running = draft.view, draft.view.cpu_running
-    next_growth = sum([r.kv_len // BLOCK_TOKENS >= len(r.blocks) for r in running])
-    fits = len(running) <= draft.max_rows and next_growth <= draft.free
+    growth = next_growth(running)
+    fits = len(running) <= draft.max_rows and growth <= draft.free
     if view.marked or not fits or view.envelope.growth > draft.slack:
         return False
     draft.round.decode = list(running)
-    draft.free -= next_growth
+    draft.free -= growth
     draft.slack -= view.envelope.growth
     return True
 

@@ -6,15 +6,22 @@ The budgets of Appendix A.1 in one place; which of them bind whom is `gpu_round`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dualpace.runtime.schedule.envelope import migration_reserve
 from dualpace.runtime.schedule.rounds import GpuRound
 from dualpace.runtime.schedule.view import View
 from dualpace.runtime.types import Request, blocks_for
 
-if TYPE_CHECKING:
-    from dualpace.runtime.schedule.admission import HostAdmission
+
+class HostAdmission(Protocol):
+    """Whom the host takes of those that it has room for."""
+
+    def takes_prompt(self, draft: Draft, request: Request, outputs: int) -> bool:
+        """Whether a prompt, `outputs` tokens expected, should not wait for HBM."""
+
+    def takes_victim(self, draft: Draft, request: Request) -> bool:
+        """Whether a request that must leave HBM should go on on the host, not be recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +47,20 @@ class Draft:
         self.waits = False  # nothing but the swap-outs chosen may happen in this round
         self.rows = self.tokens = self.staged = 0
         self.free = view.gpu_free  # HBM blocks left after all decodes' next tokens and admissions
-        self.planned = view.envelope.planned
-        self.migration = 0
-        self.peak = 0  # Equation 4: summed finish peaks of the queue and of a prompt in progress
+        self.planned = 0  # host blocks of this round's swap-outs and host prompts
+        self.peak = view.gpu_peak  # Equation 4: of the queue and of a prompt in progress
+        self.migration = view.envelope.migration  # the reserve for the queue, from A.1.3 on
         self.marked_rows = self.marked_blocks = 0  # what marks reserve
         self.cpu_promise = idle_cpu_promise(view)
 
     @property
-    def slack(self) -> int:
-        """Host blocks left under Equation 2 with the decisions so far."""
-        envelope = self.view.envelope
-        return envelope.capacity - envelope.used - self.planned - envelope.growth - self.migration
+    def host_free(self) -> int:
+        """Host blocks that nobody has."""
+        return self.view.host_free - self.planned
+
+    def slack(self, migration: int) -> int:
+        """Host blocks left under Equation 2 with the decisions so far and that reserve."""
+        return self.view.envelope.slack + self.view.envelope.migration - self.planned - migration
 
     def reserve(self, queue: list[Request], peak: int) -> int:
         """The migration reserve (Equation 4) for that queue."""

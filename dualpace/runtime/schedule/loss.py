@@ -1,57 +1,51 @@
-"""What the death of a worker does to the state: steps and copies in flight are void, no request
+"""What the death of a worker does to the ledger: steps and copies in flight are void, no request
 is lost.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from dualpace.runtime.schedule.ledger import Ledger
 from dualpace.runtime.schedule.rounds import Row
 from dualpace.runtime.types import Phase, Request
 
-if TYPE_CHECKING:
-    from dualpace.runtime.schedule.state import State
 
-
-def lose_gpu(state: State) -> list[Request]:
+def lose_gpu(ledger: Ledger) -> list[Request]:
     """State.lose_gpu: HBM is gone, and with it every copy that was reading or writing it."""
-    lost = {r.id: r for r in (*state.gpu_running, *state.ending.values())}
-    if state.waiting and state.waiting[0].blocks:
-        lost[state.waiting[0].id] = state.waiting[0]
-    for step in state.gpu_in_flight:
-        state.end_lockstep(step)
+    lost = {r.id: r for r in (*ledger.gpu_running, *ledger.ending.values())}
+    if ledger.in_progress:
+        lost[ledger.in_progress.id] = ledger.in_progress
+    for step in ledger.gpu_in_flight:
+        ledger.end_lockstep(step)
         for row in step.rows:
             row.request.in_flight -= row.sample
             row.request.pins -= not row.sample
             lost[row.request.id] = row.request
         for row in (*step.host_rows[0], *step.host_rows[1]):
-            undo_host_row(state, row)
-    state.gpu_in_flight.clear()
-    for transfer in state.transfers.values():
-        state.retire(transfer)
+            undo_host_row(ledger, row)
+    ledger.gpu_in_flight.clear()
+    for transfer in ledger.transfers.values():
+        ledger.retire(transfer)
         lost[transfer.request.id] = transfer.request
-    state.transfers.clear()
+    ledger.transfers.clear()
     for request in lost.values():
-        state.release_if_unpinned(request)
+        ledger.release_if_unpinned(request)
     alive = [r for r in lost.values() if r.phase is not Phase.ENDED]
     alive.sort(key=lambda r: r.order)
     for request in alive:
-        state.leave_queues(request)
-        state.recompute(request, state.preempted_gpu)
+        ledger.leave_queues(request)
+        ledger.recompute(request, ledger.preempted_gpu)
     return alive
 
 
-def lose_cpu(state: State) -> None:
+def lose_cpu(ledger: Ledger) -> None:
     """State.lose_cpu: K/V writes are idempotent, so the same tokens may be computed again in
     place.
     """
-    step, state.cpu_in_flight = state.cpu_in_flight, None
+    step, ledger.cpu_in_flight = ledger.cpu_in_flight, None
     for row in step.rows if step else ():
-        undo_host_row(state, row)
+        undo_host_row(ledger, row)
 
 
-def undo_host_row(state: State, row: Row) -> None:
+def undo_host_row(ledger: Ledger, row: Row) -> None:
     request = row.request
     request.in_flight -= 1
     request.kv_len -= 1
-    state.release_if_unpinned(request)
+    ledger.release_if_unpinned(request)

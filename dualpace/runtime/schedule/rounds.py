@@ -160,6 +160,16 @@ class GpuStep:
     exclusive: bool = False
     due: list[Request] = field(default_factory=list)  # their token reaches their estimate
 
+    @property
+    def has_host_rows(self) -> bool:
+        """It runs in lockstep with the CPU worker (neo)."""
+        return any(self.host_rows)
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """In the order in which a worker's message names them."""
+        return [*self.rows, *self.host_rows[0], *self.host_rows[1]]
+
 
 @dataclass(slots=True)
 class CpuStep:
@@ -170,6 +180,10 @@ class CpuStep:
     snapshot: Snapshot
     preempted: list[int]
     due: list[Request] = field(default_factory=list)  # their token reaches their estimate
+
+    @property
+    def all_rows(self) -> list[Row]:
+        return self.rows
 
 
 @dataclass(slots=True)

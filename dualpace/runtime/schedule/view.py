@@ -2,7 +2,7 @@
 decides nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dualpace.runtime.schedule.envelope import HostEnvelope
@@ -31,9 +31,7 @@ class View:
     gpu_vacating: int  # blocks of swapped-out requests whose copies are not reported yet
     host_free: int
     envelope: HostEnvelope
-    rounds_in_flight: (
-        int  # GPU rounds committed and not applied: 1 when this one is scheduled ahead
-    )
+    rounds_in_flight: int  # GPU rounds not applied yet: 1 when this one is scheduled ahead
     transfers_in_flight: int
     staging_busy: bool  # Prefill-to-CPU copies are outstanding
     estimate: Callable[[int, int], int]  # (outputs so far, max_tokens) -> outputs expected in all
@@ -56,3 +54,8 @@ def finish_peak(request: Request, estimated_output: int) -> int:
         len(request.blocks),
         0 if request.phase is Phase.WAITING else request.kv_len // BLOCK_TOKENS + 1,
     )
+
+
+def next_growth(requests: Iterable[Request]) -> int:
+    """Blocks to allocate before the next decode step of all of them."""
+    return sum([r.kv_len // BLOCK_TOKENS >= len(r.blocks) for r in requests])

@@ -2,10 +2,10 @@
 4.1).
 """
 
-from dualpace.runtime.schedule.admission import HostAdmission
 from dualpace.runtime.schedule.cpu_round import cpu_round
 from dualpace.runtime.schedule.draft import Departures
 from dualpace.runtime.schedule.gpu_round import gpu_round
+from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound
 from dualpace.runtime.schedule.view import View
 from dualpace.runtime.step_times import StepTimes
@@ -21,7 +21,7 @@ class DualPace:
     guards_host = True
 
     def __init__(self, times: StepTimes | None = None, chunk_prompts: bool = False) -> None:
-        host = None if times is None else HostAdmission(times)
+        host = None if times is None else ProfiledAdmission(times)
         self._departures = Departures(chunk_prompts, host)
 
     def gpu_round(self, view: View) -> GpuRound:

@@ -3,7 +3,7 @@ host tier.
 """
 
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound, Prefill
-from dualpace.runtime.schedule.view import View
+from dualpace.runtime.schedule.view import View, next_growth
 from dualpace.runtime.types import blocks_for
 
 
@@ -18,7 +18,7 @@ class GpuOnly:
 
     def gpu_round(self, view: View) -> GpuRound:
         decision = GpuRound(decode=list(view.gpu_running))
-        free = view.gpu_free - sum([r.next_growth for r in view.gpu_running])
+        free = view.gpu_free - next_growth(view.gpu_running)
         if free < 0 and view.rounds_in_flight:
             return GpuRound()  # the round in flight may end some: apply it first
         while free < 0:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound, Prefill
-from dualpace.runtime.schedule.view import View
+from dualpace.runtime.schedule.view import View, next_growth
 from dualpace.runtime.types import Request, blocks_for
 
 SWAP_IN_BELOW = 0.95  # of the HBM blocks: leaves some for the next tokens
@@ -90,7 +90,7 @@ def keep_gpu_decodes(view: View, plan: HostPlan, decision: GpuRound) -> int:
     recompute.
     """
     decision.decode = list(view.gpu_running)
-    free = view.gpu_free - sum([r.next_growth for r in view.gpu_running])
+    free = view.gpu_free - next_growth(view.gpu_running)
     if free < 0 and view.rounds_in_flight:
         decision.decode = []
         return 0
@@ -108,7 +108,7 @@ def keep_gpu_decodes(view: View, plan: HostPlan, decision: GpuRound) -> int:
         else:
             decision.preempt.append(victim)
     if decision.swap_out:  # vacated blocks serve this round's decodes only
-        return min(free, view.gpu_free - sum([r.next_growth for r in decision.decode]))
+        return min(free, view.gpu_free - next_growth(decision.decode))
     return free
 
 

@@ -33,8 +33,8 @@ class Tiers:
         return self.resident + self.behind
 
 
-class HostAdmission:
-    """Judges candidates for the host by predicted step times."""
+class ProfiledAdmission:
+    """A `draft.HostAdmission` that judges by predicted step times."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times

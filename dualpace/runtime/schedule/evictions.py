@@ -1,0 +1,98 @@
+"""Who leaves HBM: Appendix A.1.2, when the next tokens of all who decode there do not fit.
+
+Works on the draft of a GPU round and knows nothing of prompts or swap-ins.
+"""
+
+from dualpace.runtime.schedule.draft import Draft
+from dualpace.runtime.schedule.view import next_growth
+from dualpace.runtime.types import Request, blocks_for
+
+
+def restore_next_token_feasibility(draft: Draft) -> None:
+    """A.1.2: make HBM hold every resident request's next token, by evicting from the tail.
+
+    Enough victims: the others decode in this round and may take the victims' blocks. Some, not
+    enough: a round of migrations only. None: the subset, in queue order, whose growth fits the
+    free blocks; if that is empty, the youngest are dropped and recomputed until one can go on.
+    """
+    view = draft.view
+    growth = next_growth(draft.queue)
+    short = growth - draft.free
+    if short > 0 and (view.gpu_vacating or view.rounds_in_flight):
+        draft.waits = True  # judged again when those copies, or the round in flight, are done
+        return
+    if short > 0:
+        short = select_victims(draft, short)
+        if short > 0 and draft.round.swap_out:
+            draft.waits = True
+            return
+        growth = next_growth(draft.queue)
+    draft.runnable = draft.queue
+    if short > 0:
+        draft.runnable = growth_that_fits(draft.queue, draft.free)
+        if not draft.runnable:
+            recompute_youngest(draft)
+            growth = next_growth(draft.queue)
+    draft.free -= growth
+
+
+def select_victims(draft: Draft, short: int) -> int:
+    """Chooses swap-outs from the tail, skipping requests that the host cannot take; returns what
+    is still short.
+
+    Beyond the appendix: whom the host should not take is dropped, to be recomputed.
+    """
+    host = draft.departures.host
+    for request in reversed(list(draft.queue)):
+        if short <= 0:
+            break
+        if not request.ready:
+            continue
+        if host is not None and not host.takes_victim(draft, request):
+            short -= len(request.blocks) + request.next_growth
+            drop(draft, request)
+            continue
+        if request.peak_blocks > draft.view.envelope.capacity:
+            continue
+        blocks = blocks_for(request.kv_len)
+        rest = [r for r in draft.queue if r is not request]
+        peak = draft.peak - request.peak_blocks
+        if blocks > draft.host_free or blocks > draft.slack(draft.reserve(rest, peak)):
+            continue
+        short -= len(request.blocks) + request.next_growth
+        draft.round.swap_out.append(request)
+        draft.queue, draft.peak = rest, peak
+        draft.planned += blocks
+    return short
+
+
+def growth_that_fits(queue: list[Request], free: int) -> list[Request]:
+    """The decodes, in queue order, whose next token fits in `free` blocks; those that need none
+    always do.
+    """
+    chosen = []
+    for request in queue:
+        if request.next_growth <= free:
+            free -= request.next_growth
+            chosen.append(request)
+    return chosen
+
+
+def recompute_youngest(draft: Draft) -> None:
+    """Beyond the appendix: no decode can grow and the host takes none, so drop from the tail
+    until one can.
+    """
+    while not draft.runnable and draft.queue:
+        victim = next((r for r in reversed(draft.queue) if r.ready), None)
+        if victim is None:
+            return
+        drop(draft, victim)
+        draft.runnable = growth_that_fits(draft.queue, draft.free)
+
+
+def drop(draft: Draft, victim: Request) -> None:
+    """Its blocks serve this round; its KV is computed again when it has waited its turn."""
+    draft.free += len(victim.blocks)
+    draft.round.preempt.append(victim)
+    draft.queue = [r for r in draft.queue if r is not victim]
+    draft.peak -= victim.peak_blocks
