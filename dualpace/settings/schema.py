@@ -61,6 +61,7 @@ class SimulateConfig(SystemConfig):
 
     workload: WorkloadConfig = MISSING
     simulated: ProfileConfig = MISSING
+    window: list[float] | None = None  # seconds from and to: rates of that time as well
     variant: str | None = None  # label of a run that differs from its policy's plain one
     result: str | None = None  # file for the result as JSON
 

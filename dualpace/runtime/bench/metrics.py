@@ -91,6 +91,17 @@ def summarize(
     return result
 
 
+def window_rates(records: Sequence[RequestRecord], low: float, high: float) -> dict[str, float]:
+    """Requests that ended and tokens that came from `low` to before `high`, a second."""
+    ends = [r.token_times_s[-1] for r in records if r.completed]
+    times = np.concatenate([r.token_times_s for r in records] or [[]])
+    width = max(high - low, 1e-9)
+    return {
+        "window_requests_per_s": sum(low <= end < high for end in ends) / width,
+        "window_output_tokens_per_s": float(((times >= low) & (times < high)).sum() / width),
+    }
+
+
 def spread(name: str, sample_ms: Floats, percentiles: Sequence[float]) -> dict[str, float]:
     """Mean, median, standard deviation and percentiles of a sample in ms, under vLLM's keys."""
     ms = sample_ms if sample_ms.size else np.zeros(1)

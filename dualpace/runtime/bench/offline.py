@@ -25,7 +25,7 @@ import numpy as np
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import AzureWorkloadConfig
-from dualpace.runtime.bench.metrics import RequestRecord, summarize
+from dualpace.runtime.bench.metrics import RequestRecord, summarize, window_rates
 from dualpace.runtime.bench.workload import RequestSpec, load_workload
 from dualpace.runtime.engine_client import ENGINES, EngineClient
 from dualpace.runtime.plan import Plan
@@ -151,18 +151,14 @@ def _cpu_seconds(pid: int) -> float:
 def _rates(
     records: Sequence[RequestRecord], skip_s: float, stop_s: float | None
 ) -> dict[str, float]:
-    """Requests and output tokens a second, whole and within a window; by engine too."""
-    times = np.sort(np.concatenate([r.token_times_s for r in records if r.token_times_s] or [[]]))
-    ends = np.array([r.token_times_s[-1] for r in records if r.error is None])
-    span = float(times[-1]) if len(times) else 0.0
+    """Requests and output tokens a second, whole and within a window."""
+    span = max((r.token_times_s[-1] for r in records if r.token_times_s), default=0.0)
     low, high = (skip_s, span) if stop_s is not None else (0.1 * span, 0.7 * span)
-    width = max(high - low, 1e-9)
     return {
         "span_s": span,
-        "requests_per_s": len(ends) / max(span, 1e-9),
-        "output_tokens_per_s": len(times) / max(span, 1e-9),
-        "window_requests_per_s": float(((ends >= low) & (ends < high)).sum() / width),
-        "window_output_tokens_per_s": float(((times >= low) & (times < high)).sum() / width),
+        "requests_per_s": sum(r.completed for r in records) / max(span, 1e-9),
+        "output_tokens_per_s": sum(r.num_tokens for r in records) / max(span, 1e-9),
+        **window_rates(records, low, high),
     }
 
 

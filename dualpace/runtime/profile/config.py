@@ -14,6 +14,7 @@ class SweepConfig:
     out: str | None = None  # folder that gets measured/ and simulated/; None: conf
     figures: str | None = None  # folder of figures and report; None: beside the points
     route_batches: list[int] = field(default_factory=lambda: [1, 8, 64, 256, 320])  # rows
+    beside_batches: list[int] = field(default_factory=lambda: [8, 64])  # rows of assists
     decode_batches: list[int] = field(default_factory=lambda: [1, 16, 64, 256])  # rows
     decode_contexts: list[int] = field(default_factory=lambda: [128, 512])  # tokens
     prefill_batches: list[int] = field(default_factory=lambda: [1, 4])  # prompts

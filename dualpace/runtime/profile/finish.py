@@ -14,7 +14,7 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile import figures, report, simulated
 from dualpace.runtime.profile.check import Checked, check
-from dualpace.runtime.profile.result import Choices, Result, choose
+from dualpace.runtime.profile.result import Choices, Result, choose, of_kind
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.runtime.simulate.times import step_times
 from dualpace.settings.compose import conf_dir
@@ -130,6 +130,10 @@ def profile(sweep: "Sweep", results: list[Result], choices: Choices) -> dict[str
                 }
                 for size, row in routing.primitives.items()
             },
+        },
+        "beside": {
+            rows: {name: round(value, 4) for name, value in values.items()}
+            for rows, values in of_kind(results, "beside").items()
         },
         "tokens": {
             "num_tokens": list(choices.tokens.means),

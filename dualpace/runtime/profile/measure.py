@@ -1,9 +1,11 @@
 """What each kind of point measures, through the parts that serve. Results are plain JSON values:
 times in ms, throughput in tokens/s of one layer."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from dualpace.runtime.messages import (
 from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.profile.host import HostWorker, Wait
 from dualpace.runtime.profile.peer import GpuPeer
-from dualpace.runtime.profile.points import Point, prefill_lengths
+from dualpace.runtime.profile.points import Point, busy_rows, prefill_lengths
 from dualpace.runtime.profile.station import Station
 from dualpace.runtime.profile.timing import Effort, Sample, sample, wall_clock
 from dualpace.runtime.routing import Route
@@ -161,6 +163,36 @@ def assist_call(wait: Wait, record: AssistDone) -> AssistCall:
     return AssistCall(kind, rows, 1e3 * wait_s, device_ms(record), launch, finalize)
 
 
+# ---- beside
+
+
+def _beside(rows: int, station: Station, sweep: SweepConfig) -> Values:
+    """What post-attention assists of `rows` rows, one behind another, cost the GPU's decode steps:
+    `loss` is the time that these take longer, as a share of the device's time for the assists."""
+    cpu, gpu, effort = station.cpu, station.gpu, effort_of(sweep)
+    x, attention, _ = _activations(rows, station)
+    load = station.batches.decode(busy_rows(sweep), sweep.calibration_context)
+    wanted = 1 + effort.repeats * effort.affordable(gpu.run(load).duration_s)
+    alone = [step.duration_s for step in gpu.stream(load, lambda sent: sent < wanted)]
+    alone_s = fmean(alone[1:])  # the device had been idle before the first
+    with gpu.busy_with(load) as steps:
+        end_s = time.monotonic() + sweep.max_seconds
+        for i in range(effort.repeats * effort.invocations):
+            cpu.fused.finish_layer(i % (cpu.num_layers - 1), attention, x)
+            if time.monotonic() > end_s:
+                break
+    assists_s = [device_ms(gpu.expect(AssistDone)) / 1e3 for _ in cpu.take_waits()]
+    lost_s = sum(step.duration_s - alone_s for step in steps)
+    return {
+        "steps": len(steps),
+        "alone_ms": 1e3 * alone_s,
+        "beside_ms": 1e3 * fmean(step.duration_s for step in steps),
+        "assists": len(assists_s),
+        "assist_ms": 1e3 * fmean(assists_s),
+        "loss": max(lost_s, 0.0) / sum(assists_s),
+    }
+
+
 # ---- decode, prefill, step, copies
 
 
@@ -241,6 +273,7 @@ def _copies(num_blocks: int, station: Station, sweep: SweepConfig) -> Values:
 
 _MEASURES: dict[str, Callable[[int, Station, SweepConfig], Values]] = {
     "route": _route,
+    "beside": _beside,
     "decode": _decode,
     "prefill": _prefill,
     "step": _decode_steps,

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -123,29 +123,37 @@ class GpuPeer:
         self._messages = deque(m for m in self._messages if not isinstance(m, kind))
         return found
 
+    def stream(self, batch: GpuBatch, more: Callable[[int], bool]) -> list[StepDone]:
+        """Sends `batch` again and again, as many at once as in serving, while `more(how many have
+        been sent)`; returns when all have ended."""
+        sent, done = 0, list[StepDone]()
+        while True:
+            while sent - len(done) < MAX_STEPS_IN_FLIGHT and more(sent):
+                self._send(batch)
+                sent += 1
+            if sent == len(done):
+                return done
+            done.append(self.expect(StepDone))
+
     @contextmanager
-    def busy_with(self, batch: GpuBatch) -> Iterator[None]:
-        """Inside, the worker computes `batch` again and again, as many at once as in serving."""
+    def busy_with(self, batch: GpuBatch) -> Iterator[list[StepDone]]:
+        """Inside, the worker computes `batch` again and again, at least once; the steps are listed
+        afterwards."""
         stop = threading.Event()
+        steps: list[StepDone] = []
         errors: list[BaseException] = []
 
         def feed() -> None:
-            in_flight = 0
             try:
                 os.sched_setaffinity(0, self._engine_cores)  # of this thread alone
-                while in_flight or not stop.is_set():
-                    while in_flight < MAX_STEPS_IN_FLIGHT and not stop.is_set():
-                        self._send(batch)
-                        in_flight += 1
-                    self.expect(StepDone)
-                    in_flight -= 1
+                steps.extend(self.stream(batch, lambda sent: not sent or not stop.is_set()))
             except BaseException as error:  # raised below, in the caller's thread
                 errors.append(error)
 
         thread = threading.Thread(target=feed, name="load", daemon=True)
         thread.start()
         try:
-            yield
+            yield steps
         finally:
             stop.set()
             thread.join()

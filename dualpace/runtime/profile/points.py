@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from dualpace.errors import ConfigError
 from dualpace.runtime.profile.config import SweepConfig
 
-KINDS = ("route", "decode", "prefill", "step", "copies")
+KINDS = ("route", "beside", "decode", "prefill", "step", "copies")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`route`: Appendix B's primitives and calibration at one CPU batch size. `decode`: CPU layers
-    at one batch size over contexts. `prefill`: GPU layers at one number of prompts over lengths.
+    """`route`: Appendix B's primitives and calibration at one CPU batch size. `beside`: a GPU
+    decode step with and without assists of so many rows. `decode`: CPU layers at one batch size
+    over contexts. `prefill`: GPU layers at one number of prompts over lengths.
     `step`: GPU decode steps at one batch size over contexts. `copies`: swaps of that many blocks.
     """
 
@@ -29,6 +30,7 @@ def all_points(sweep: SweepConfig) -> list[Point]:
     check(sweep)
     batches = {
         "route": sweep.route_batches,
+        "beside": sweep.beside_batches,
         "decode": sweep.decode_batches,
         "prefill": sweep.prefill_batches,
         "step": sweep.step_batches,
@@ -58,10 +60,17 @@ def prefill_lengths(sweep: SweepConfig, batch: int) -> list[int]:
     return [n for n in sorted(set(sweep.prefill_lengths)) if n * batch <= sweep.prefill_max_tokens]
 
 
+def busy_rows(sweep: SweepConfig) -> int:
+    """Rows that the GPU decodes where it has to have something to do."""
+    return max(1, sweep.calibration_rows)
+
+
 def check(sweep: SweepConfig) -> None:
     lists = ("route", "decode", "prefill", "step")
     for name in lists:
         _sizes(f"profile.{name}_batches", getattr(sweep, f"{name}_batches"))
+    if sweep.beside_batches:
+        _sizes("profile.beside_batches", sweep.beside_batches)
     for name in ("decode_contexts", "prefill_lengths", "step_contexts"):
         _sizes(f"profile.{name}", getattr(sweep, name))
     for name in ("warmups", "invocations", "repeats", "plateau_points", "copy_blocks"):

@@ -33,6 +33,7 @@ def write(
         settings(choices),
         "<h2>Where a CPU batch runs its dense stages</h2>",
         routing(choices, data["routing"]["epsilon"]),
+        beside(data.get("beside", {})),
         picture(file.parent / "figure7.svg"),
         "<h2>GPU token limit</h2>",
         tokens(choices),
@@ -107,6 +108,29 @@ def routing(choices: Choices, epsilon: float) -> str:
         + table(("rows", *(LABELS[name] for name in Route), "chosen", "best"), rows)
         + "<p>The best pairs and their regret against the full table:</p>"
         + table(("(P, F)", "score, ms", "regret"), ranking)
+    )
+
+
+def beside(points: Mapping[int, Mapping[str, float]]) -> str:
+    """What assists and GPU steps cost each other, where it was measured."""
+    if not points:
+        return ""
+    rows = [
+        (
+            size,
+            f"{found['alone_ms']:.3f}",
+            f"{found['beside_ms']:.3f}",
+            f"{found['assist_ms']:.3f}",
+            f"{found['assists'] / found['steps']:.2f}",
+            f"{found['loss']:.2f}",
+        )
+        for size, found in points.items()
+    ]
+    head = ("rows of an assist", "GPU step alone, ms", "with assists", "an assist, ms")
+    return (
+        "<p>GPU decode steps while one assist follows another. The loss is the time that steps "
+        "take longer, as a share of the device's time for the assists: 1 where they run between "
+        "stages, less where both run at once.</p>" + table((*head, "assists a step", "loss"), rows)
     )
 
 

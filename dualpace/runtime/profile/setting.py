@@ -13,7 +13,13 @@ from dualpace.graphs.source import resolve_source
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.batches import blocks_of
 from dualpace.runtime.profile.config import SweepConfig
-from dualpace.runtime.profile.points import KINDS, Point, all_points, prefill_lengths
+from dualpace.runtime.profile.points import (
+    KINDS,
+    Point,
+    all_points,
+    busy_rows,
+    prefill_lengths,
+)
 from dualpace.settings.hardware import Hardware
 from dualpace.settings.resolve import resolve
 from dualpace.settings.schema import SystemConfig
@@ -37,7 +43,7 @@ def measuring_plan(
     config.compile.start = "ahead"  # nothing may compile beside a measurement
     config.assist.post_attention_limit = config.assist.post_layer_limit = 0
     batches = {kind: [p.batch for p in all_points(sweep) if p.kind == kind] for kind in KINDS}
-    config.cpu.max_batch_size = max([1, *batches["route"], *batches["decode"]])
+    config.cpu.max_batch_size = max([1, *batches["route"], *batches["beside"], *batches["decode"]])
     config.gpu.max_batch_size = max(
         [1, sweep.calibration_rows, *batches["step"], *batches["prefill"]]
     )
@@ -80,11 +86,13 @@ def served_context(config: SystemConfig, sweep: SweepConfig, hardware: Hardware)
 def pool_sizes(sweep: SweepConfig, points: Sequence[Point]) -> tuple[int, int]:
     """Usable blocks of both pools for the largest batch of these points."""
     context = sweep.calibration_context
-    gpu, host = [1, blocks_of(sweep.calibration_rows, context)], [1]
+    gpu, host = [1, blocks_of(busy_rows(sweep), context)], [1]
     for point in points:
         match point.kind:
             case "route":
                 host.append(blocks_of(point.batch, context))
+            case "beside":
+                host.append(blocks_of(point.batch, 1))
             case "decode":
                 host += [blocks_of(point.batch, n) for n in sweep.decode_contexts]
             case "prefill":

@@ -1,16 +1,17 @@
 """A measured profile as the simulator's cost model: tables where there are measurements, and what
 is left of the rooflines derived from the same points."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression, nnls
 
 from dualpace.graphs.spec import ModelSpec
+from dualpace.runtime.assist import AssistKind
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.result import Choices, Result, of_kind
 from dualpace.runtime.simulate.config import (
@@ -37,12 +38,13 @@ def simulated(
 ) -> ProfileConfig:
     """The cost model of this machine; `plan` says what its pools hold."""
     route, copies = of_kind(results, "route"), of_kind(results, "copies")
-    prefill = prefill_model(of_kind(results, "prefill"), plan_layers(results))
-    q_width = spec.q_size
-    pair_ms = prefill["pair"]
+    on_device = plan.gpu.device != "cpu"  # there, prompts are measured with the head of one row
+    head_ms = head_at(route)[float(min(route))] if on_device else 0.0
+    pair_ms, dense = prefill_model(of_kind(results, "prefill"), plan_layers(results), head_ms)
     tables = {
         **cpu_tables(route, of_kind(results, "decode")),
-        **gpu_tables(results, prefill, spec),
+        **gpu_tables(results, dense, spec),
+        **assist_tables(route),
     }
     return ProfileConfig(
         name=name,
@@ -59,7 +61,7 @@ def simulated(
             memory_gb_s=1.0,  # the tables hold
             memory_efficiency=1.0,
             attention_efficiency=1.0,
-            tflops=float(4 * q_width / max(pair_ms, 1e-9) / 1e9),
+            tflops=float(4 * spec.q_size / max(pair_ms, 1e-9) / 1e9),
             gemm_efficiency=1.0,
             prefill_attention_efficiency=1.0,
         ),
@@ -70,8 +72,8 @@ def simulated(
             fp16_attention_efficiency=FP16_SHARE,
             tflops=1.0,  # the tables hold
         ),
-        link=link(copies, route),
-        assist=assist(choices, route),
+        link=link(copies, route, spec),
+        assist=assist(choices, results, beside=on_device and plan.assist.mode == "stream"),
         host=HostProfileConfig(gpu_round_ms=HOST_ROUND_MS, cpu_round_ms=HOST_ROUND_MS),
         limits=LimitsConfig(
             gpu_blocks=plan.kv.gpu_blocks,
@@ -117,14 +119,12 @@ def host_rate(decode: Mapping[int, Any], spec: ModelSpec) -> float:
     return tokens_per_ms * token_bytes / 1e6
 
 
-def gpu_tables(
-    results: Sequence[Result], prefill: Mapping[str, Any], spec: ModelSpec
-) -> dict[str, TableConfig]:
+def gpu_tables(results: Sequence[Result], dense: Points, spec: ModelSpec) -> dict[str, TableConfig]:
     """Post-attention and post-layer as the assists ran them; pre-attention is what a decode step of
     short contexts leaves; attention what longer contexts add; many rows from the prompts."""
     route, steps, layers = of_kind(results, "route"), of_kind(results, "step"), plan_layers(results)
     post: Points = {b: v["assists"]["POST_ATTENTION"]["parts"]["compute"] for b, v in route.items()}
-    final: Points = {b: v["assists"]["POST_LAYER"]["parts"]["sampling"] for b, v in route.items()}
+    final = head_at(route)
     pre: Points = {}
     attention: list[tuple[float, float]] = []
     for batch, value in steps.items():
@@ -134,7 +134,7 @@ def gpu_tables(
         pre[batch] = max(rest, FLOOR_MS)
         attention += [(batch * (c - shortest), (ms - base) / layers) for c, ms in contexts[1:]]
     share = post_share(spec)
-    for tokens, ms in prefill["dense"].items():
+    for tokens, ms in dense.items():
         if tokens > max(post):
             post[tokens] = ms * share
         if tokens > max(steps):
@@ -147,20 +147,47 @@ def gpu_tables(
     }
 
 
-def prefill_model(values: Mapping[int, Any], layers: int) -> dict[str, Any]:
-    """`pair`: ms of one layer's attention a pair of tokens; `dense`: ms of the rest of a layer by
-    tokens. By least squares over shapes: a layer takes a + b * tokens + pair * pairs."""
-    shapes = [
-        (batch, shape["length"], shape["ms"] / layers)
-        for batch, value in values.items()
-        for shape in value["lengths"]
-    ]
-    matrix = [[1.0, b * n, b * n * (n + 1) / 2] for b, n, _ in shapes]
-    weights = np.array([1.0 / ms for *_, ms in shapes])  # relative errors count
-    found, _ = nnls(np.array(matrix) * weights[:, None], np.ones(len(shapes)))
-    pair = float(found[2])
-    dense = means((b * n, max(ms - pair * b * n * (n + 1) / 2, FLOOR_MS)) for b, n, ms in shapes)
-    return {"pair": pair, "dense": dense}
+def head_at(route: Mapping[int, Any]) -> Points:
+    """ms of the post-layer on the device, by rows: as it is behind a post-attention, where its
+    launches are hidden as in a step."""
+    last = {b: value["assists"]["POST_ATTENTION_FINAL"] for b, value in route.items()}
+    return {float(b): found["parts"]["sampling"] for b, found in last.items()}
+
+
+def assist_tables(route: Mapping[int, Any]) -> dict[str, TableConfig]:
+    """The device's interval of each kind of assist, by rows, with nothing beside it."""
+    names = {
+        AssistKind.POST_ATTENTION: "assist_post_attention",
+        AssistKind.POST_ATTENTION_FINAL: "assist_final",
+        AssistKind.POST_LAYER: "assist_post_layer",
+    }
+    return {
+        name: table({float(b): v["assists"][kind.name]["ms"] for b, v in route.items()})
+        for kind, name in names.items()
+    }
+
+
+def prefill_model(values: Mapping[int, Any], layers: int, head_ms: float) -> tuple[float, Points]:
+    """One layer's attention, ms a pair of tokens, and the rest of a layer, ms by tokens.
+
+    Shapes of equally many tokens differ in their pairs alone: the slope over all such groups is the
+    first, by least squares. What it leaves is the second, of each group the least.
+    """
+    shapes: dict[int, list[tuple[float, float]]] = defaultdict(list)  # tokens -> (pairs, ms)
+    for batch, value in values.items():
+        for shape in value["lengths"]:
+            n, ms = shape["length"], (shape["ms"] - head_ms) / layers
+            shapes[batch * n].append((batch * n * (n + 1) / 2, ms))
+    above = covariance = 0.0
+    for group in shapes.values():
+        mean_pairs, mean_ms = (fmean(column) for column in zip(*group, strict=True))
+        above += sum((pairs - mean_pairs) ** 2 for pairs, _ in group)
+        covariance += sum((pairs - mean_pairs) * (ms - mean_ms) for pairs, ms in group)
+    pair = max(covariance / above, 0.0) if above else 0.0
+    return pair, {
+        float(tokens): max(min(ms - pair * pairs for pairs, ms in group), FLOOR_MS)
+        for tokens, group in shapes.items()
+    }
 
 
 def post_share(spec: ModelSpec) -> float:
@@ -170,27 +197,61 @@ def post_share(spec: ModelSpec) -> float:
     return post / (pre + post)
 
 
-def link(copies: Mapping[int, Any], route: Mapping[int, Any]) -> LinkProfileConfig:
-    """Rate of swaps; the latency is a one-row assist's copy."""
-    rates = [
-        value["bytes"] / value[name]["ms"] / 1e6
+def link(copies: Mapping[int, Any], route: Mapping[int, Any], spec: ModelSpec) -> LinkProfileConfig:
+    """Rate of swaps, or of an assist's rows where that is higher: a model of few layers has small
+    blocks, whose copies take their start rather than their bytes. The latency is an assist's."""
+    swaps = fmean(
+        value["bytes"] / value[name]["ms"]
         for value in copies.values()
         for name in ("swap_out", "swap_in")
-    ]
-    smallest = route[min(route)]["assists"]["POST_ATTENTION"]["parts"]["h2d"]
-    return LinkProfileConfig(gb_s=float(fmean(rates)), latency_us=1e3 * float(smallest))
+    )
+    parts = {b: value["assists"]["POST_ATTENTION"]["parts"] for b, value in route.items()}
+    largest = max(parts)
+    moved = largest * (2 * spec.hidden + spec.q_size) * BF16
+    rows = moved / max(parts[largest]["h2d"] + parts[largest]["d2h"], FLOOR_MS)
+    latency_ms = min(part["h2d"] for part in parts.values())
+    return LinkProfileConfig(gb_s=max(swaps, rows) / 1e6, latency_us=1e3 * float(latency_ms))
 
 
-def assist(choices: Choices, route: Mapping[int, Any]) -> AssistProfileConfig:
-    """The simulator counts launch and finalize once in the wait and once as disturbance."""
+def assist(choices: Choices, results: Sequence[Result], *, beside: bool) -> AssistProfileConfig:
+    """The simulator counts launch and finalize once in the wait and once as disturbance; `beside`:
+    this machine serves assists beside the main batch."""
+    route = of_kind(results, "route")
     samples = [value["samples"] for value in route.values()]
     buffer_ms = fmean(s["write"]["ms"] + s["read"]["ms"] for s in samples)
-    calls = [call for value in route.values() for call in value["calls"]]
-    return AssistProfileConfig(
-        launch_ms=fmean(call["launch"] for call in calls),
-        finalize_ms=fmean(call["finalize"] for call in calls),
+    parts = [kind["parts"] for value in route.values() for kind in value["assists"].values()]
+    found = AssistProfileConfig(
+        launch_ms=fmean(part["launch"] for part in parts),
+        finalize_ms=fmean(part["finalize"] for part in parts),
         buffer_us=1e3 * buffer_ms,
     )
+    if not beside:
+        calls = [call for value in route.values() for call in value["calls"]]
+        found.launch_ms = fmean(call["launch"] for call in calls)
+        found.finalize_ms = fmean(call["finalize"] for call in calls)
+        return found
+    found.beside_wait_ms = choices.routing.calibration.wait[AssistKind.POST_ATTENTION]
+    found.beside_stretch = stretch(route)
+    measured = [value["loss"] for value in of_kind(results, "beside").values()]
+    found.beside_loss = fmean(measured) if measured else alone_share(route) / found.beside_stretch
+    return found
+
+
+def stretch(route: Mapping[int, Any]) -> float:
+    """How much longer an assist keeps the device beside decode steps; each kind and size alike."""
+    return fmean(
+        fmean(call["device"] for call in value["calls"] if call["kind"] == kind)
+        / value["assists"][kind.name]["ms"]
+        for value in route.values()
+        for kind in AssistKind
+    )
+
+
+def alone_share(route: Mapping[int, Any]) -> float:
+    """Kernels' part of an assist's interval on an idle device: what it takes from decode steps, if
+    they lose just what it reads. Holds where no point has measured the loss."""
+    assists = [value["assists"]["POST_ATTENTION"] for value in route.values()]
+    return fmean(found["parts"]["compute"] / found["ms"] for found in assists)
 
 
 def means(pairs: Any) -> Points:
@@ -206,10 +267,11 @@ def at(points: Points, size: float) -> float:
 
 
 def table(points: Points) -> TableConfig:
-    """Times never fall with size: what noise says otherwise is levelled."""
+    """Times never fall with size, and noise only adds: none is above that of a larger size."""
     x = sorted(points)
     if len(x) == 1:  # a table is a curve: one point says that size does not matter
         x, points = [x[0], 2 * x[0]], {x[0]: points[x[0]], 2 * x[0]: points[x[0]]}
-    ms = isotonic_regression([max(points[size], FLOOR_MS) for size in x], increasing=True).x
+    ms = [max(points[size], FLOOR_MS) for size in x]
+    least = list(accumulate(reversed(ms), min))[::-1]
     assert all(a < b for a, b in pairwise(x))
-    return TableConfig([float(size) for size in x], [round(float(m), 6) for m in ms])
+    return TableConfig([float(size) for size in x], [round(float(m), 6) for m in least])

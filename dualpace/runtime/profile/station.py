@@ -36,7 +36,7 @@ class Station:
     @cached_property
     def gpu(self) -> GpuPeer:
         shared = {
-            "other_doorbell": self._cpu_channel.bell_down,
+            "other_bell_0": self._cpu_channel.bell_down,
             "assist": self._assist.fd,
             "host_pool": self._host_pool.fd,
             **self._gpu_ranks.fds,
@@ -47,8 +47,8 @@ class Station:
     def cpu(self) -> HostWorker:
         buffer = AssistBuffer(self._assist, assist_layout(self.plan))
         pool = self._host_pool.view
-        bell = self._gpu_channels[0].bell_down
-        link = Link(self._cpu_channel, self._theirs, buffer, pool, bell)
+        bells = [channel.bell_down for channel in self._gpu_channels]
+        link = Link(self._cpu_channel, self._theirs, buffer, pool, bells)
         return HostWorker(self.plan, link, self._cpu_channel)
 
     def close(self) -> None:

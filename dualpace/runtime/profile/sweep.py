@@ -98,7 +98,7 @@ class Sweep:
 
     def _key(self, point: Point) -> dict[str, Any]:
         """Settings that the numbers of this point depend on."""
-        others = ("route", "decode", "prefill", "step")
+        others = ("route", "beside", "decode", "prefill", "step")
         kept = {k: v for k, v in asdict(self.settings).items() if k not in ELSEWHERE}
         mine = {
             key: value

@@ -43,11 +43,17 @@ class CostModel:
 
     Names of primitives, which are the keys of `simulated.tables` too (one layer each where a stage
     belongs to a layer): gpu_pre_attention, gpu_post_attention, gpu_post_layer,
-    gpu_decode_attention, cpu_pre_attention, cpu_post_attention, cpu_post_layer, cpu_attention.
+    gpu_decode_attention, cpu_pre_attention, cpu_post_attention, cpu_post_layer, cpu_attention; and
+    by rows the device's interval of each kind of assist while it has nothing else to do:
+    assist_post_attention, assist_final, assist_post_layer.
     """
 
-    def __init__(self, profile: ProfileConfig, cpu_tp: int = 1) -> None:
+    def __init__(
+        self, profile: ProfileConfig, cpu_tp: int = 1, assist_mode: str = "stream"
+    ) -> None:
+        """Assists are served between stages where `assist_mode` or the profile says so."""
         self.profile = profile
+        self.beside = assist_mode == "stream" and profile.assist.beside_loss is not None
         self._cpu_tp = cpu_tp
         shape = profile.shape
         self.num_layers = shape.num_layers
@@ -132,12 +138,16 @@ class CostModel:
 
     def assist_post_attention(self, rows: int) -> float:
         """g_p: residual and attention output in, hidden state out, post-attention between."""
+        if own := self._tables.get("assist_post_attention"):
+            return own(rows)
         attention_bytes = rows * self._q_width * BF16
         moved = self.copy(rows * self._row_bytes + attention_bytes)
         return moved + self.gpu_post_attention(rows) + self.copy(rows * self._row_bytes)
 
     def assist_final(self, rows: int) -> float:
         """g_lA: the last post-attention with the post-layer; 4-byte token ids come back."""
+        if own := self._tables.get("assist_final"):
+            return own(rows)
         attention_bytes = rows * self._q_width * BF16
         moved = self.copy(rows * self._row_bytes + attention_bytes)
         dense = self.gpu_post_attention(rows) + self.gpu_post_layer(rows)
@@ -145,7 +155,26 @@ class CostModel:
 
     def assist_post_layer(self, rows: int) -> float:
         """g_lS: the post-layer alone, for Split-Final."""
+        if own := self._tables.get("assist_post_layer"):
+            return own(rows)
         return self.copy(rows * self._row_bytes) + self.gpu_post_layer(rows) + self.copy(4 * rows)
+
+    def assist_latency(self, device_s: float, *, idle: bool = False) -> float:
+        """From asking for an assist until its result is seen, without the wait for a boundary;
+        `device_s` is what it takes an idle device."""
+        assist = self.profile.assist
+        if self.beside and not idle:
+            return assist.beside_wait_ms / 1e3 + assist.beside_stretch * device_s
+        return (assist.launch_ms + assist.finalize_ms) / 1e3 + device_s
+
+    def assist_loss(self, device_s: float) -> float:
+        """GPU time that an assist takes from the main batch: between stages all of it, beside the
+        batch what both lack of the same memory and multiprocessors."""
+        assist = self.profile.assist
+        if not self.beside:
+            return (assist.launch_ms + assist.finalize_ms) / 1e3 + device_s
+        assert assist.beside_loss is not None
+        return assist.beside_loss * assist.beside_stretch * device_s
 
     def activation_copy(self, rows: int) -> float:
         """Q, K and V of one layer to the host and the attention output back, link time alone."""
@@ -197,5 +226,8 @@ PRIMITIVES = frozenset(
         "cpu_post_attention",
         "cpu_post_layer",
         "cpu_attention",
+        "assist_post_attention",
+        "assist_final",
+        "assist_post_layer",
     )
 )

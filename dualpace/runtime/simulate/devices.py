@@ -1,8 +1,9 @@
 """The two devices of a simulated machine: when a batch that starts now ends, and what one device
 costs the other. Knows nothing about requests or queues; times are seconds on the virtual clock.
 
-Dense Assist is exact at stage granularity: a CPU iteration asks at every layer, waits for the
+A CPU iteration asks for Dense Assist at every layer. Between stages an assist waits for the
 boundary that the GPU's main batch reaches next, and moves that batch's end by the time it took.
+Beside the batch it starts at once, takes longer, and moves the end by a share of its time.
 """
 
 import math
@@ -24,11 +25,10 @@ class Main:
 
 
 class Gpu:
-    """Runs one main batch at a time, and assists at its stage boundaries."""
+    """Runs one main batch at a time, and assists at its stage boundaries or beside it."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self._host_s = (cost.profile.assist.launch_ms + cost.profile.assist.finalize_ms) / 1e3
         self._queued = cost.profile.assist.queued_stages
         self.free_s = 0.0
         self.main: Main | None = None
@@ -48,20 +48,28 @@ class Gpu:
     def finish(self) -> None:
         self.main = None
 
-    def assist(self, now: float, cuda_s: float) -> float:
-        """Serve one assist asked for at `now`; returns when its result is visible (Equation 14:
-        wait, launch, CUDA and finalize; launch, CUDA and finalize are lost to the main batch)."""
-        service = self._host_s + cuda_s
-        self.assist_s += service
+    def assist(self, now: float, device_s: float) -> float:
+        """Serve one assist asked for at `now` that takes an idle device so long; returns when its
+        result is visible (Equation 14: wait, launch, CUDA and finalize)."""
+        lost = self._cost.assist_loss(device_s)
+        self.assist_s += lost
         main = self.main
+        if self._cost.beside:
+            self._delay(now, lost)
+            return now + self._cost.assist_latency(device_s, idle=main is None)
         begin = max(now, self.free_s) if main is None else now + self._wait(now, main)
+        self._delay(begin, lost)
+        return begin + lost
+
+    def _delay(self, begin: float, lost: float) -> None:
+        """An assist that begins at `begin` takes so much of the main batch, or the next one."""
+        main = self.main
         if main is None or begin >= main.end_s:
-            self.free_s = begin + service
+            self.free_s = max(begin, self.free_s) + lost
         else:
-            main.layers_s += service
-            main.end_s += service
+            main.layers_s += lost
+            main.end_s += lost
             self.free_s = main.end_s
-        return begin + service
 
     def _wait(self, now: float, main: Main) -> float:
         """Seconds to the boundary at which the worker looks next."""
@@ -122,8 +130,8 @@ class Cpu:
             return True
         run.assists_left -= 1
         if run.assists_left:
-            cuda = self._cost.assist_post_attention(run.rows)
-            run.next_s = self._gpu.assist(run.next_s, cuda) + run.local_s
+            device = self._cost.assist_post_attention(run.rows)
+            run.next_s = self._gpu.assist(run.next_s, device) + run.local_s
         elif run.local_s:
             run.next_s = self._gpu.assist(run.next_s, self._cost.assist_final(run.rows))
         else:

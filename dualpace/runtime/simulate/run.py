@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpace.cpu.config import MAX_BATCH_SIZE
-from dualpace.runtime.bench.metrics import summarize
+from dualpace.runtime.bench.metrics import summarize, window_rates
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
 from dualpace.runtime.config import TOKEN_LIMIT, NeoPolicyConfig
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
@@ -42,7 +42,7 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
     """
     config = with_files(config)
     requests = load_workload(config.workload)
-    cost = CostModel(config.simulated, config.cpu.tp)
+    cost = CostModel(config.simulated, config.cpu.tp, config.assist.mode)
     state = make_state(config, cost)
     limits = assist_limits(config)
     with ExitStack() as stack:
@@ -51,7 +51,10 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
         records = run.run()
         simulator_s = time.process_time() - started
     result = describe(config, state, requests, limits)
+    result["assist_mode"] = "stream" if cost.beside else "boundary"
     result |= summarize(records)
+    if config.window is not None:
+        result |= window_rates(records, *config.window)
     result |= occupancy(run, result["duration"])
     result["timeline"] = downsample(run.timeline, TIMELINE_POINTS)
     result["timeline"]["pauses"] = run.pauses.long
@@ -123,7 +126,8 @@ def make_simulation(
     p, f = limits
     has_cpu_engine = state.policy.has_cpu_engine
     reaches_assist = has_cpu_engine and (config.cpu.max_batch_size or MAX_BATCH_SIZE) > f
-    poll_s = config.simulated.gpu.poll_us / 1e6 if reaches_assist else 0.0
+    has_boundaries = reaches_assist and not cost.beside
+    poll_s = config.simulated.gpu.poll_us / 1e6 if has_boundaries else 0.0
     return Simulation(
         state,
         cost,

@@ -43,9 +43,10 @@ def step_times(cost: CostModel, limits: tuple[int, int]) -> StepTimes:
 
 
 def cpu_dense(cost: CostModel, rows: int, taken: Route) -> float:
-    """An iteration's dense stages wherever they run, assists served at once."""
+    """An iteration's dense stages wherever they run, without waits for boundaries."""
     layers, buffer_s = cost.num_layers, cost.profile.assist.buffer_us / 1e6
-    own = layers * cost.cpu_pre_attention(rows) + assist(cost, rows, taken)
+    own = layers * cost.cpu_pre_attention(rows)
+    own += sum(count * cost.assist_latency(each) for count, each in assists(cost, rows, taken))
     if taken is Route.FUSED_ASSIST:
         return own + layers * buffer_s
     own += layers * cost.cpu_post_attention(rows)
@@ -53,15 +54,21 @@ def cpu_dense(cost: CostModel, rows: int, taken: Route) -> float:
 
 
 def assist(cost: CostModel, rows: int, taken: Route) -> float:
-    """What the assists of an iteration take from the GPU."""
-    served = (cost.profile.assist.launch_ms + cost.profile.assist.finalize_ms) / 1e3
+    """What the assists of an iteration take from the GPU's own rounds."""
+    return sum(count * cost.assist_loss(each) for count, each in assists(cost, rows, taken))
+
+
+def assists(cost: CostModel, rows: int, taken: Route) -> list[tuple[int, float]]:
+    """How many of an iteration, and what each takes an idle device."""
     if taken is Route.FUSED_ASSIST:
-        early = (cost.num_layers - 1) * (served + cost.assist_post_attention(rows))
-        return early + served + cost.assist_final(rows)
-    return served + cost.assist_post_layer(rows) if taken is Route.SPLIT_FINAL else 0.0
+        early = (cost.num_layers - 1, cost.assist_post_attention(rows))
+        return [early, (1, cost.assist_final(rows))]
+    return [(1, cost.assist_post_layer(rows))] if taken is Route.SPLIT_FINAL else []
 
 
 def cpu_wait(cost: CostModel, taken: Route) -> float:
     """Rounds that an iteration waits for boundaries: half a layer and what is queued, an assist."""
+    if cost.beside:
+        return 0.0
     boundary = (0.5 + cost.profile.assist.queued_stages) / cost.num_layers
     return boundary * {Route.FUSED_ASSIST: cost.num_layers, Route.SPLIT_FINAL: 1}.get(taken, 0)

@@ -88,6 +88,8 @@ def machine(cpu_row_ms: float = 0.05, gpu_ms: float = 1.0) -> list[dict[str, Any
                 },
             )
         )
+    beside = {"steps": 10, "alone_ms": 8.0, "beside_ms": 8.4, "assists": 10, "assist_ms": 1.0}
+    found.append(result("beside", 64, {**beside, "loss": 0.4}))
     for batch in (1, 16, 64):
         contexts = [
             {

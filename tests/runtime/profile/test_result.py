@@ -1,6 +1,8 @@
 """From points to choices, figures, page and cost model, on machines that are made up."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,10 @@ from dualpace.runtime.profile import figures, report
 from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.profile.points import all_points
 from dualpace.runtime.profile.result import choose
-from dualpace.runtime.profile.simulated import as_yaml, prefill_model, simulated
+from dualpace.runtime.profile.simulated import as_yaml, prefill_model, simulated, table
 from dualpace.runtime.profile.timing import Effort, sample
 from dualpace.runtime.routing import Route, route
+from dualpace.runtime.simulate.config import AssistProfileConfig
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.settings.resolve import resolve
 from tests.runtime.profile.conftest import machine
@@ -68,10 +71,12 @@ def test_figures_and_page_are_written(tmp_path: Path) -> None:
         "measured": {"model_source": "m", "date": "d", "points": 1, "seconds": 1.0, "warmups": 1,
                      "invocations": 1, "repeats": 1},
         "routing": {"epsilon": 0.0025},
+        "beside": {64: machine()[4]["values"]},
     }  # fmt: skip
     page = report.write(tmp_path / "report.html", "mine", data, choices, None).read_text()
     assert "a &lt;CPU&gt;" in page and page.count("<svg") == 2
     assert f"(P, F) = {choices.routing.best_pair}" in page
+    assert "<td>64</td><td>8.000</td><td>8.400</td><td>1.000</td><td>1.00</td><td>0.40</td>" in page
 
 
 def test_the_cost_model_gives_back_what_was_measured() -> None:
@@ -90,18 +95,64 @@ def test_the_cost_model_gives_back_what_was_measured() -> None:
 
 
 def test_attention_is_told_from_the_rest_of_a_prefill_by_shape() -> None:
+    """A round of few tokens takes what its launches take, which says nothing about attention."""
     shapes = {
         b: {
             "lengths": [
-                {"length": n, "ms": 3 * (0.5 + 0.01 * b * n + 1e-4 * b * n * (n + 1) / 2)}
+                {"length": n, "ms": 3 * (max(4.0, 0.01 * b * n) + 1e-4 * b * n * (n + 1) / 2) + 0.3}
                 for n in (16, 64, 256)
             ]
         }
         for b in (1, 4)
     }
-    found = prefill_model(shapes, layers=3)
-    assert found["pair"] == pytest.approx(1e-4, rel=1e-3)
-    assert found["dense"][64] == pytest.approx(0.5 + 0.64, rel=1e-2)
+    pair, dense = prefill_model(shapes, layers=3, head_ms=0.3)
+    assert pair == pytest.approx(1e-4)
+    assert [dense[n] for n in (16, 64, 256, 1024)] == pytest.approx([4.0, 4.0, 4.0, 10.24])
+
+
+def test_without_shapes_of_equal_size_all_time_is_the_layers() -> None:
+    pair, dense = prefill_model({1: {"lengths": [{"length": 16, "ms": 8.0}]}}, 2, 0.0)
+    assert (pair, dense) == (0.0, {16.0: 4.0})
+
+
+def test_a_slow_moment_does_not_lift_what_is_larger() -> None:
+    found = table({1: 1.0, 8: 9.0, 16: 2.0, 32: 4.0})
+    assert (found.x, found.ms) == ([1.0, 8.0, 16.0, 32.0], [1.0, 2.0, 2.0, 4.0])
+
+
+def assist_costs(results: list[dict[str, Any]], device: str, mode: str) -> AssistProfileConfig:
+    plan = resolve(settings())
+    plan = replace(
+        plan, gpu=replace(plan.gpu, device=device), assist=replace(plan.assist, mode=mode)
+    )
+    choices = choose(results, SWEEP, 4)
+    spec = resolve_source("random:tiny").spec
+    return simulated("made_up", results, choices, spec, plan).assist
+
+
+def test_assists_beside_the_main_batch_cost_what_was_measured_beside_it() -> None:
+    found = assist_costs(machine(), "cuda", "stream")
+    assert found.beside_loss == pytest.approx(0.4)
+    assert found.beside_wait_ms == pytest.approx(0.3)
+    assert found.beside_stretch == pytest.approx(1.0)
+    assert found.launch_ms == pytest.approx(0.02)
+
+
+def test_without_that_point_they_cost_what_their_kernels_take_alone() -> None:
+    unmeasured = [r for r in machine(gpu_ms=2.0) if r["point"]["kind"] != "beside"]
+    for result in unmeasured:
+        for found in result["values"].get("assists", {}).values():
+            found["parts"]["compute"] = 0.5  # of 2 ms
+        for call in result["values"].get("calls", ()):
+            call["device"] = 4.0
+    found = assist_costs(unmeasured, "cuda", "stream")
+    assert found.beside_stretch == pytest.approx(2.0)
+    assert found.beside_loss == pytest.approx(0.25 / 2.0)
+
+
+@pytest.mark.parametrize(("device", "mode"), [("cpu", "stream"), ("cuda", "boundary")])
+def test_assists_between_stages_are_simulated_so(device: str, mode: str) -> None:
+    assert assist_costs(machine(), device, mode).beside_loss is None
 
 
 def test_sampling_warms_up_repeats_and_takes_the_slowest_rank() -> None:

@@ -27,6 +27,7 @@ from tests.tiny_settings import settings
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = {
     "route_batches": [1, 4, 6],
+    "beside_batches": [4],
     "decode_batches": [1, 4],
     "decode_contexts": [16, 40],
     "prefill_batches": [1, 2],
@@ -68,7 +69,7 @@ def test_a_sweep_ends_with_a_profile_that_serving_takes(finished: tuple[Path, Sw
     for name in ("profile", "simulated", "report"):
         assert Path(line[name]).is_file()
     data = yaml.safe_load(Path(line["profile"]).read_text())
-    assert data["measured"]["points"] == 10 and data["measured"]["date"].startswith("20")
+    assert data["measured"]["points"] == 11 and data["measured"]["date"].startswith("20")
     plan = resolve(settings(f"hw.profile={line['profile']}", "compile.backend=eager"))
     assert plan.profile.name == line["profile"]
     assert plan.gpu.token_limit == line["settings"]["token_limit"]
@@ -88,6 +89,19 @@ def test_points_hold_times_provenance_and_both_sides_of_every_assist(
     # Two layers: a fused iteration has one assist in the middle and one at the end.
     assert kinds[0] == kinds[1] >= 1 and kinds[2] >= 1
     assert all(call["rows"] == 4 and call["wait"] > 0 and call["device"] > 0 for call in calls)
+
+
+def test_a_step_beside_assists_is_set_beside_one_without(finished: tuple[Path, Sweep]) -> None:
+    _, sweep = finished
+    found = sweep.result(Point("beside", 4))
+    assert found is not None
+    values = found["values"]
+    assert 1 <= values["assists"] <= 4 and values["steps"] >= 1
+    assert min(values["alone_ms"], values["beside_ms"], values["assist_ms"]) > 0
+    longer = values["steps"] * (values["beside_ms"] - values["alone_ms"])
+    assert values["loss"] == pytest.approx(
+        max(longer, 0.0) / (values["assists"] * values["assist_ms"])
+    )
 
 
 def test_a_rerun_measures_only_what_is_missing(finished: tuple[Path, Sweep]) -> None:
