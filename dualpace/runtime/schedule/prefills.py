@@ -52,7 +52,7 @@ def tokens_left(draft: Draft) -> int:
 
 def chunk_left(draft: Draft) -> int:
     """Tokens that a prompt for HBM may take: to the hard limit, or where prompts are cut to the
-    soft one.
+    soft one. At least one, as an optional row has room.
     """
     if draft.departures.chunk_prompts:
         return draft.view.limits.soft_tokens - draft.tokens - draft.marked_rows
@@ -71,10 +71,7 @@ def continue_prompt(draft: Draft, request: Request) -> bool:
         if draft.slack(migration) < 0:
             return False
         draft.queue, draft.migration = queue, migration
-    if chunk > 0:
-        add_prompt(
-            draft, Prefill(request, chunk, request.estimated_output), draft.round.prefill_gpu
-        )
+    add_prompt(draft, Prefill(request, chunk, request.estimated_output), draft.round.prefill_gpu)
     return chunk == rest
 
 
@@ -84,7 +81,7 @@ def prefill_to_gpu(draft: Draft, request: Request) -> bool:
     left = chunk_left(draft)
     whole = left if draft.departures.chunk_prompts else draft.view.limits.hard_tokens
     chunked = length > whole
-    if left <= 0 or (length > left and not chunked):
+    if length > left and not chunked:
         return False
     own = finish_peak(request, estimate)
     peak = draft.peak + own

@@ -1,6 +1,6 @@
 """Small steps for tests that read like the paper: make a state, run one round to its end."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dualpace.runtime.schedule import (
     CpuStep,
@@ -14,6 +14,7 @@ from dualpace.runtime.schedule import (
 )
 from dualpace.runtime.schedule.estimate import Estimator
 from dualpace.runtime.schedule.policies import Policy
+from dualpace.runtime.schedule.rounds import Prefill
 from dualpace.runtime.types import Request
 
 BLOCK = 16
@@ -78,8 +79,8 @@ def cpu(state: State, finished: Collection[int] = ()) -> CpuStep:
     return step
 
 
-def ids(items: Sequence[Request | Row] | Sequence[Request] | Sequence[Row]) -> list[int]:
-    return [item.request.id if isinstance(item, Row) else item.id for item in items]
+def ids(items: Iterable[Request | Row | Prefill]) -> list[int]:
+    return [item.id if isinstance(item, Request) else item.request.id for item in items]
 
 
 def decoding(step: GpuStep) -> list[int]:

@@ -2,29 +2,12 @@
 
 from dataclasses import replace
 
-from dualpace.runtime.schedule import HostEnvelope, View
+from dualpace.runtime.schedule import Limits, View
 from dualpace.runtime.schedule.cpu_round import cpu_round
-from dualpace.runtime.schedule.limits import Limits
-from dualpace.runtime.types import Owner, Phase, Request
+from dualpace.runtime.types import Request
+from tests.runtime.schedule import views
 from tests.runtime.schedule.drive import cpu, fill_host, gpu, ids, make
-
-
-def resident(request_id: int, blocks: int, peak: int, kv_len: int | None = None) -> Request:
-    """A request on the host; by default its next token needs no block."""
-    kv_len = 16 * blocks - 1 if kv_len is None else kv_len
-    return Request(
-        request_id,
-        prompt_len=kv_len,
-        max_tokens=100,
-        order=request_id,
-        owner=Owner.CPU,
-        phase=Phase.DECODING,
-        num_output=1,
-        kv_len=kv_len,
-        blocks=list(range(1, blocks + 1)),
-        estimated_output=50,
-        peak_blocks=peak,
-    )
+from tests.runtime.schedule.views import on_host
 
 
 def view(
@@ -36,57 +19,49 @@ def view(
     rows: int = 8,
     hard: int = 1024,
 ) -> View:
-    used = sum(len(r.blocks) for r in running + waiting)
-    growth = sum(r.peak_blocks - len(r.blocks) for r in running)
-    return replace(
-        make().view(),
-        limits=Limits(gpu_rows=1, cpu_rows=rows, soft_tokens=1, hard_tokens=hard),
-        cpu_running=running,
-        cpu_waiting=waiting,
-        marked=[r for r in running + waiting if r.marked],
-        host_free=capacity - used,
-        gpu_capacity=0,
-        envelope=HostEnvelope(capacity, used, 0, growth, migration),
-    )
+    """As the CPU engine sees it; HBM promises nothing."""
+    seen = views.view(cpu_running=running, cpu_waiting=waiting, hbm=0, host=capacity)
+    limits = Limits(gpu_rows=1, cpu_rows=rows, soft_tokens=1, hard_tokens=hard)
+    return replace(seen, limits=limits, envelope=replace(seen.envelope, migration=migration))
 
 
 # A.2.2 Preserve the running frontier
 
 
 def test_a22_running_requests_stay_in_order() -> None:
-    running = [resident(3, 2, 4), resident(1, 2, 4)]
+    running = [on_host(3, 2, 4), on_host(1, 2, 4)]
     assert cpu_round(view(running, [])).decode == running
 
 
 def test_a22_a_marked_request_yields_and_nobody_older_is_admitted() -> None:
-    running = [resident(0, 2, 4), resident(1, 2, 4), resident(2, 2, 4)]
+    running = [on_host(0, 2, 4), on_host(1, 2, 4), on_host(2, 2, 4)]
     running[1].marked = True
-    decision = cpu_round(view(running, [resident(3, 2, 4)]))
+    decision = cpu_round(view(running, [on_host(3, 2, 4)]))
     assert ids(decision.decode) == [0, 2] and ids(decision.displaced) == [1]
     assert decision.admitted == 0
 
 
 def test_a22_the_suffix_behind_a_boundary_leaves_together() -> None:
-    running = [resident(0, 4, 8), resident(1, 4, 12), resident(2, 4, 4)]
-    decision = cpu_round(view(running, [resident(3, 1, 1)], capacity=24, migration=2))
+    running = [on_host(0, 4, 8), on_host(1, 4, 12), on_host(2, 4, 4)]
+    decision = cpu_round(view(running, [on_host(3, 1, 1)], capacity=24, migration=2))
     assert ids(decision.decode) == [0], "13 + 2 used and reserved, 4 to grow: 8 more do not fit"
     assert ids(decision.displaced) == [1, 2], "2 needs nothing, but is behind the boundary"
     assert decision.admitted == 0
 
 
 def test_a22_next_tokens_come_from_free_blocks_before_anybody_is_admitted() -> None:
-    running, waiting = [resident(0, 2, 3, kv_len=32)], [resident(1, 2, 3, kv_len=32)]
+    running, waiting = [on_host(0, 2, 3, kv_len=32)], [on_host(1, 2, 3, kv_len=32)]
     usual = view(running, waiting)
     assert ids(cpu_round(replace(usual, host_free=2)).decode) == [0, 1]
     assert ids(cpu_round(replace(usual, host_free=1)).decode) == [0]
-    settled = view([resident(0, 2, 3)], waiting)  # needs no block now
+    settled = view([on_host(0, 2, 3)], waiting)  # needs no block now
     assert ids(cpu_round(replace(settled, host_free=1)).decode) == [0, 1]
     none = cpu_round(replace(usual, host_free=0))
     assert none.decode == [] and ids(none.displaced) == [0]
 
 
 def test_a22_the_finish_growth_of_those_that_run_is_not_given_away() -> None:
-    running, waiting = [resident(0, 2, 6)], [resident(1, 2, 5)]
+    running, waiting = [on_host(0, 2, 6)], [on_host(1, 2, 5)]
     assert ids(cpu_round(view(running, waiting, capacity=10)).decode) == [0], "4 to grow, 2 left"
     assert ids(cpu_round(view(running, waiting, capacity=11)).decode) == [0, 1]
 
@@ -105,26 +80,26 @@ def test_a22_displaced_requests_go_to_the_front_of_waiting_in_their_order() -> N
 
 
 def test_a23_waiting_is_admitted_in_order_while_finish_growth_and_reserve_allow() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 4, 8), resident(2, 4, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 4, 8), on_host(2, 4, 8)]
     decision = cpu_round(view([], waiting, capacity=30, migration=10))
     assert ids(decision.decode) == [0, 1] and decision.admitted == 2
     assert ids(cpu_round(view([], waiting, capacity=30, migration=11)).decode) == [0]
 
 
 def test_a23_the_prefix_ends_at_the_first_unready_request() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 4, 8), resident(2, 4, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 4, 8), on_host(2, 4, 8)]
     waiting[1].pins = 1
     assert ids(cpu_round(view([], waiting)).decode) == [0]
 
 
 def test_a23_immediate_blocks_must_be_free() -> None:
-    waiting = [resident(0, 2, 3, kv_len=32), resident(1, 2, 3, kv_len=32)]
+    waiting = [on_host(0, 2, 3, kv_len=32), on_host(1, 2, 3, kv_len=32)]
     crowded = replace(view([], waiting), host_free=1)
     assert ids(cpu_round(crowded).decode) == [0]
 
 
 def test_a23_rows_and_tokens_bound_the_batch() -> None:
-    waiting = [resident(i, 2, 2) for i in range(4)]
+    waiting = [on_host(i, 2, 2) for i in range(4)]
     assert len(cpu_round(view([], waiting, rows=3)).decode) == 3
     assert len(cpu_round(view([], waiting, hard=2)).decode) == 2
 
@@ -133,26 +108,26 @@ def test_a23_rows_and_tokens_bound_the_batch() -> None:
 
 
 def test_a24_an_unready_head_is_not_passed() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 4, 8)]
     waiting[0].pins = 1
     decision = cpu_round(view([], waiting))
     assert decision.decode == [] and decision.preempt == []
 
 
 def test_a24_a_yielded_request_is_not_taken_back_while_its_mark_stands() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 4, 8)]
     waiting[0].marked = True
     assert cpu_round(view([], waiting)).decode == []
 
 
 def test_a24_a_round_short_of_the_reserve_alone_waits() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 4, 8)]
     decision = cpu_round(view([], waiting, capacity=12, migration=4))
     assert decision.decode == [] and decision.preempt == []
 
 
 def test_a24_a_head_that_can_wait_for_nobody_gets_the_room_of_the_youngest() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 2, 8), resident(2, 3, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 2, 8), on_host(2, 3, 8)]
     stuck = view([], waiting, capacity=10)  # 9 used, 4 to grow
     decision = cpu_round(stuck)
     assert ids(decision.preempt) == [2] and decision.decode == []
@@ -161,22 +136,22 @@ def test_a24_a_head_that_can_wait_for_nobody_gets_the_room_of_the_youngest() -> 
 
 
 def test_a24_no_more_are_dropped_than_the_head_needs() -> None:
-    head = resident(0, 2, 3, kv_len=32)
-    waiting = [head, resident(1, 2, 8), resident(2, 1, 8)]
+    head = on_host(0, 2, 3, kv_len=32)
+    waiting = [head, on_host(1, 2, 8), on_host(2, 1, 8)]
     assert ids(cpu_round(view([], waiting, capacity=5)).preempt) == [2], "one block is enough"
-    roomy = view([], [head, resident(1, 2, 2)])
+    roomy = view([], [head, on_host(1, 2, 2)])
     assert ids(cpu_round(replace(roomy, host_free=0)).preempt) == [1], "no block is free now"
 
 
 def test_a24_a_head_that_needs_the_whole_host_gets_it_and_one_that_needs_more_never() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 4, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 4, 8)]
     assert ids(cpu_round(view([], waiting, capacity=8)).preempt) == [1]
-    waiting = [resident(0, 4, 9), resident(1, 4, 8)]
+    waiting = [on_host(0, 4, 9), on_host(1, 4, 8)]
     assert cpu_round(view([], waiting, capacity=8)).preempt == []
 
 
 def test_a24_those_that_a_round_or_copy_touches_are_not_dropped() -> None:
-    waiting = [resident(0, 4, 8), resident(1, 4, 8), resident(2, 4, 8)]
+    waiting = [on_host(0, 4, 8), on_host(1, 4, 8), on_host(2, 4, 8)]
     waiting[2].pins = 1
     assert ids(cpu_round(view([], waiting, capacity=12)).preempt) == [1]
 

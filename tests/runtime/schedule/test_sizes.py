@@ -5,7 +5,7 @@ import pytest
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule import Limits, RequestTooLong
 from dualpace.runtime.schedule.envelope import finish_growth, gpu_peak
-from dualpace.runtime.schedule.view import finish_peak
+from dualpace.runtime.schedule.view import finish_peak, next_growth
 from dualpace.runtime.types import Phase, Request, blocks_for
 from tests.runtime.schedule.drive import add, gpu, make
 
@@ -21,6 +21,12 @@ def decoding(kv_len: int, blocks: int) -> Request:
         kv_len=kv_len,
         blocks=list(range(blocks)),
     )
+
+
+def test_a_token_needs_a_block_when_the_last_one_is_full() -> None:
+    requests = [decoding(kv_len, 3) for kv_len in (47, 48, 49, 64)]
+    assert [r.next_growth for r in requests] == [0, 1, 1, 1]
+    assert next_growth(requests) == 3 and next_growth(requests[:1]) == 0
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])
