@@ -168,6 +168,8 @@ class LLM:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling parameters.")
+        for one in each:
+            one.check_tokens(model.vocab)
         visible = sys.stderr.isatty() if progress is None else progress
         with _Bar(len(prompts), visible) as bar:
             return self._loop.run(self._answer_all(prompts, each, bar))

@@ -94,7 +94,7 @@ class Stages:
 
     def post_layer(self, x: Tensor, rows: SamplingRows) -> Tensor:
         """x [B, H] and as many sampling rows -> token ids int32 [B]."""
-        if rows.all_greedy:
+        if rows.best_is_enough:
             out: Tensor = self._run("post_layer_greedy", 0, x)
             return out
         return sample(self._run("logits", 0, x), rows)

@@ -1,7 +1,7 @@
 """Sampling by inverse CDF: each row brings its own uniform number, no random state anywhere.
 
-A row's token depends on its logits and its `SamplingRows` entry alone. Penalties and grammar masks
-belong between `logits` and here, as further fields of `SamplingRows`.
+A row's token depends on its logits and its `SamplingRows` entry alone. Rows that ask for more than
+temperature, top-k and top-p have their logits edited first (logit_edits.py).
 
 Shape suffixes: B rows, V vocabulary, W candidates.
 """
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from dualpace.graphs.logit_edits import LogitEdits, edit
 
 # Candidates sorted before the whole vocabulary is: enough for nearly every top-k and top-p.
 _FEW = 1024
@@ -27,6 +29,12 @@ class SamplingRows:
     u: Tensor  # float32 [B], in [0, 1)
     all_greedy: bool = False  # every temperature is 0, known on the host
     no_filter: bool = False  # every top_k and top_p is off, known on the host
+    edits: LogitEdits | None = None  # None: no row has any
+
+    @property
+    def best_is_enough(self) -> bool:
+        """Whether each row takes the best token of its logits as they are."""
+        return self.all_greedy and self.edits is None
 
     @classmethod
     def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor, u: Tensor) -> SamplingRows:
@@ -43,7 +51,9 @@ class SamplingRows:
 
 
 def sample(logits_BV: Tensor, rows: SamplingRows) -> Tensor:
-    """One token a row: int32 [B]."""
+    """One token a row: int32 [B]. Edits are carried out on `logits_BV` itself."""
+    if rows.edits is not None:
+        edit(logits_BV, rows.edits, rows.temperature)
     best_B = logits_BV.argmax(dim=-1)
     if rows.all_greedy:
         return best_B.int()

@@ -50,7 +50,7 @@ class ShardedStages(Stages):
 
     def post_layer(self, x: Tensor, rows: SamplingRows) -> Tensor:
         """x [B, H] and as many sampling rows -> token ids int32 [B]."""
-        if not rows.all_greedy:
+        if not rows.best_is_enough:
             return sample(self.logits(x), rows)
         values, places = self._run("best", 0, x)
         return best_of_ranks(values, places + self._first, self._collective, self._vocab)

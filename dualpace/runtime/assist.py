@@ -46,6 +46,7 @@ class AssistLayout:
     attention_width: int  # q_heads * head_dim: attention rows
     itemsize: int
     attention_parts: int = 1  # CPU ranks: each writes the columns of its own heads
+    edits_bytes: int = 0  # the longest encoded `messages.Edits`
 
     def offsets(self) -> dict[str, tuple[int, int]]:
         """Name -> (offset, bytes); every part starts on its own cache line, each rank's attention
@@ -61,6 +62,7 @@ class AssistLayout:
             "top_k": 4 * rows,
             "top_p": 4 * rows,
             "uniform": 4 * rows,
+            "edits": self.edits_bytes,
             "tokens": 4 * rows,
             "residual": rows * self.hidden * self.itemsize,
             "result": rows * self.hidden * self.itemsize,
@@ -91,7 +93,7 @@ class AssistBuffer:
         self._offsets = layout.offsets()
         self._control = self._array(
             "control", np.int64
-        )  # state, kind, layer, rows, publication's epoch
+        )  # state, kind, layer, rows, publication's epoch, bytes of edits
         self._epoch = self._array("epoch", np.int64)
         self.times = self._array("times", np.float64)  # published, and the GPU's parts, seconds
         self.temperature = self._array("temperature", np.float32)
@@ -99,6 +101,7 @@ class AssistBuffer:
         self.top_p = self._array("top_p", np.float32)
         self.uniform = self._array("uniform", np.float32)
         self.tokens = self._array("tokens", np.int32)
+        self._edits = self._array("edits", np.uint8)
 
     @property
     def memory(self) -> memoryview:
@@ -130,6 +133,11 @@ class AssistBuffer:
         self._control[0] = AssistState.CPU_READY
         ring(gpu_doorbell)
 
+    def write_edits(self, encoded: np.ndarray) -> None:
+        """What is done to the batch's logits: encoded `messages.Edits`, uint8, or no bytes."""
+        self._edits[: len(encoded)] = encoded
+        self._control[5] = len(encoded)
+
     def is_done(self) -> bool:
         """Raises AssistLostError when the epoch has moved on since the publication."""
         if self.epoch != self._control[4]:
@@ -153,6 +161,10 @@ class AssistBuffer:
             int(self._control[3]),
             int(self._control[4]),
         )
+
+    def edits(self) -> np.ndarray:
+        """What `write_edits` was given, as uint8: a view."""
+        return self._edits[: int(self._control[5])]
 
     def finish(self, epoch: int, cpu_doorbell: int) -> None:
         """The result is in place. An assist of an older epoch is forgotten."""

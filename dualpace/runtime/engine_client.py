@@ -300,7 +300,14 @@ def _submit_message(batch: Sequence[_Submission]) -> messages.Submit:
         top_k=np.array([max(p.top_k, 0) for p in params], np.int32),
         top_p=np.array([p.top_p for p in params], np.float32),
         seeds=np.array([p.seed for p in params], np.int64),
+        rules=_rules(params),
     )
+
+
+def _rules(batch: Sequence[SamplingParams]) -> str:
+    asked = ((place, params.rules.asked()) for place, params in enumerate(batch))
+    found = {place: rules for place, rules in asked if rules}
+    return json.dumps(found) if found else ""
 
 
 def _how_it_ended(status: int | None) -> str:

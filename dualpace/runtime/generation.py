@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
-    def detokenizer(self) -> Detokenizer: ...
+    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer: ...
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
 
@@ -75,29 +75,41 @@ def _check_text(text: str, max_context: int) -> None:
 
 
 class StopMatcher:
-    """Cuts streamed text before the first stop string that completes.
+    """Cuts streamed text before the first stop string that completes, or after it.
 
     Which one that is depends on the text alone, never on how it was cut into pieces: the one whose
     end comes first, and of those the longest. Text that may still become one is held back.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        """`include`: the stop string is shown."""
         assert all(stops)
         self._stops = stops
+        self._include = include
         self._held = ""
+        self._exempt = 0  # of what is held, in which no stop string may end any more
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string has completed)."""
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string has completed); where it may not stop,
+        stop strings that end in `text` are text like any other."""
         if not self._stops:
             return text, False
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        if not may_stop:
+            self._exempt = len(text)
+        elif found := self._ends(text):
             self._held = ""
-            return text[: min(found)[1]], True
+            end, start = min(found)
+            return text[: end if self._include else start], True
         keep = max(self._longest_start(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
+        self._exempt = max(0, self._exempt - (len(text) - keep))
         return text[: len(text) - keep], False
+
+    def _ends(self, text: str) -> list[tuple[int, int]]:
+        """(end, start) of each stop string's first place in `text` that counts."""
+        places = ((text.find(s, max(0, self._exempt - len(s) + 1)), len(s)) for s in self._stops)
+        return [(at + length, at) for at, length in places if at >= 0]
 
     def flush(self) -> str:
         """What was held back, when no more text will come."""
@@ -150,8 +162,9 @@ async def generate(
     """
     room = max_context - len(prompt)
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
-    stream = client.submit(prompt, replace(params, max_tokens=limit))
-    text = _AnswerText(tokenizer.detokenizer(), params)
+    least = min(params.min_tokens, limit)
+    stream = client.submit(prompt, replace(params, max_tokens=limit, min_tokens=least))
+    text = _AnswerText(tokenizer.detokenizer(params.skip_special_tokens), params)
     try:
         async for update in stream:
             piece = text.piece(update.token_ids, update.engines, update.finish_reason)
@@ -167,22 +180,27 @@ async def generate(
 class _AnswerText:
     def __init__(self, detokenizer: Detokenizer, params: SamplingParams) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(params.stops)
+        self._include = params.include_stop_str_in_output
+        self._stops = StopMatcher(params.stops, self._include)
+        self._exempt = params.min_tokens  # tokens left that no stop string may end with
 
     def piece(self, token_ids: list[int], engines: list[int], finish_reason: str | None) -> Piece:
         """Tokens after the one that completes a stop string are dropped."""
         shown = []
         for index, token_id in enumerate(token_ids):
             is_last = index == len(token_ids) - 1
-            # The token that ends a sequence is no text, whatever the tokenizer would print for it.
-            is_eos = is_last and finish_reason == "stop"
-            text, stopped = self._stops.push("" if is_eos else self._detokenizer.push([token_id]))
+            # The token that ends a sequence is no text, whatever the tokenizer would print for it,
+            # unless asked for.
+            is_hidden = is_last and finish_reason == "stop" and not self._include
+            text = "" if is_hidden else self._detokenizer.push([token_id])
+            text, stopped = self._stops.push(text, self._exempt <= 0)
+            self._exempt -= 1
             shown.append(text)
             if stopped:
                 count = index + 1
                 return Piece("".join(shown), token_ids[:count], engines[:count], "stop")
         if finish_reason is not None:
-            text, stopped = self._stops.push(self._detokenizer.flush())
+            text, stopped = self._stops.push(self._detokenizer.flush(), self._exempt < 0)
             shown.append(text if stopped else text + self._stops.flush())
             finish_reason = "stop" if stopped else finish_reason
         return Piece("".join(shown), token_ids, engines, finish_reason)

@@ -6,7 +6,9 @@ num_tokens[r]` tokens of KV. Times are seconds of `time.monotonic()`, which all 
 machine share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from dualpace.runtime.wire import F32, F64, I32, I64, U8, Message
 
@@ -14,6 +16,10 @@ DECODE, PREFILL_GPU, PREFILL_CPU = 0, 1, 2  # `GpuBatch.kinds`
 HOST_FIRST, HOST_SECOND = 3, 4  # host-resident decodes in lockstep (neo): sub-batch 0 and 1
 SWAP_OUT, SWAP_IN = 0, 1  # `GpuBatch.transfer_kinds`
 TOKEN_IN_FLIGHT = -1  # a decode row whose input is the token that the step before samples
+
+
+def no_bytes() -> U8:
+    return np.empty(0, np.uint8)
 
 
 # ---- engine -> GPU worker; to the CPU worker before, where it holds host rows
@@ -47,6 +53,7 @@ class GpuBatch(Message, kind=1):
     migration_offsets: I32  # M + 1, into both lists
     source_blocks: I32
     target_blocks: I32
+    edits: U8 = field(default_factory=no_bytes)  # `Edits`, encoded; empty: no row has any
 
 
 # ---- engine -> CPU worker
@@ -67,6 +74,28 @@ class CpuBatch(Message, kind=2):
     top_k: I32
     top_p: F32
     uniform: F32
+    edits: U8 = field(default_factory=no_bytes)  # `Edits`, encoded; empty: no row has any
+
+
+@dataclass(slots=True)
+class Edits(Message, kind=3):
+    """What `rows` of a batch, P of them, have done to their logits (`graphs.logit_edits`).
+
+    Travels inside batches and the assist buffer. `..._owner` says which of the P a pair of a row
+    and a token belongs to; a row names no token twice in a list.
+    """
+
+    rows: I32
+    min_p: F32
+    presence: F32
+    frequency: F32
+    repetition: F32
+    bias_owner: I32
+    bias_token: I32
+    bias: F32  # -inf forbids
+    seen_owner: I32
+    seen_token: I32
+    seen_count: I32  # among the output; 0: in the prompt alone
 
 
 # ---- worker -> engine
@@ -147,7 +176,10 @@ class Hello(Message, kind=20):
 
 @dataclass(slots=True)
 class Submit(Message, kind=21):
-    """New requests. Prompt i is `tokens[offsets[i]:offsets[i + 1]]`; top_k 0, top_p 1 are off."""
+    """New requests. Prompt i is `tokens[offsets[i]:offsets[i + 1]]`; top_k 0, top_p 1 are off.
+
+    `rules` is empty, or a JSON object: place in the batch -> `LogitRules.asked`.
+    """
 
     request_ids: I64
     arrivals_s: F64
@@ -159,6 +191,7 @@ class Submit(Message, kind=21):
     top_k: I32
     top_p: F32
     seeds: I64
+    rules: str = ""
 
 
 @dataclass(slots=True)

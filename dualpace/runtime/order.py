@@ -15,7 +15,7 @@ import numpy as np
 from dualpace.runtime.channel import ring
 
 _SLOTS = 1024  # decisions that the others may be behind
-_FIELDS = 4
+_FIELDS = 5
 _WORDS_A_LINE = 8
 _PAUSE_S = 50e-6
 
@@ -30,6 +30,7 @@ class Decision:
     layer: int = 0
     rows: int = 0
     all_greedy: bool = True
+    has_edits: bool = False  # of logits
 
     @property
     def is_task(self) -> bool:
@@ -71,6 +72,7 @@ class OrderLeader:
             decision.layer,
             decision.rows,
             decision.all_greedy,
+            decision.has_edits,
         )
         counts[0] = made + 1
         for bell in self._bells:
@@ -90,6 +92,6 @@ class OrderFollower:
         read = int(counts[self._rank])
         if read == counts[0]:
             return None
-        kind, layer, rows, all_greedy = self._order.slots[read % _SLOTS].tolist()
+        kind, layer, rows, all_greedy, has_edits = self._order.slots[read % _SLOTS].tolist()
         counts[self._rank] = read + 1
-        return Decision(kind, layer, rows, bool(all_greedy))
+        return Decision(kind, layer, rows, bool(all_greedy), bool(has_edits))

@@ -2,12 +2,15 @@
 
 import math
 import secrets
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.logit_rules import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, LogitRules
 
 MAX_STOPS = 16
+MAX_BIAS = 100.0
 
 
 class InvalidParameter(ConfigError):
@@ -22,47 +25,115 @@ class InvalidParameter(ConfigError):
 class SamplingParams:
     """Defaults are the OpenAI API's: temperature 1, everything else off.
 
-    Raises InvalidParameter (a ValueError) for values out of range.
+    Penalties: presence and frequency look at the output, repetition at the prompt too. They, biases
+    and min_tokens also bear on greedy decoding; min_p, top_k and top_p do not. Raises
+    InvalidParameter (a ValueError) for values out of range.
     """
 
     temperature: float = 1.0  # 0: always the most likely token
     top_p: float = 1.0  # 1: off
     top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0  # of the best token's probability, after temperature; 0: off
+    presence_penalty: float = 0.0  # taken off the logit of a token that has come
+    frequency_penalty: float = 0.0  # taken off for each time that it has come
+    repetition_penalty: float = 1.0  # divides a positive logit, multiplies a negative one
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
     seed: int | None = None  # None: another one each time
     max_tokens: int | None = 16  # None: until the context is full
+    min_tokens: int = 0  # before these neither EOS, nor a stop token, nor a stop string ends it
     stop: str | tuple[str, ...] | list[str] = ()  # text ends before the first of these
+    stop_token_ids: Sequence[int] = ()  # the answer ends with the first of these
+    include_stop_str_in_output: bool = False  # text ends after what ended it, not before
+    skip_special_tokens: bool = True  # False: text shows them
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        self._check_drawing()
+        self._check_rules()
+        self._check_end()
+
+    def _check_drawing(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidParameter(
-                "temperature", f"temperature={self.temperature} is out of range: use 0 or more."
-            )
+            raise self._out_of_range("temperature", "0 or more")
         if not 0 < self.top_p <= 1:
-            raise InvalidParameter(
-                "top_p", f"top_p={self.top_p} is out of range: use more than 0, at most 1."
-            )
+            raise self._out_of_range("top_p", "more than 0, at most 1")
         if not -1 <= self.top_k < 2**31:
-            raise InvalidParameter(
-                "top_k",
-                f"top_k={self.top_k} is out of range: use 0 for all tokens, or 1 to {2**31 - 1}.",
-            )
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidParameter(
-                "max_tokens", f"max_tokens={self.max_tokens} is out of range: use at least 1."
-            )
+            raise self._out_of_range("top_k", f"0 for all tokens, or 1 to {2**31 - 1}")
+        if not 0 <= self.min_p <= 1:
+            raise self._out_of_range("min_p", "0 to 1")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise InvalidParameter("seed", f"seed={self.seed} does not fit into 64 bits.")
+
+    def _check_rules(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise self._out_of_range(name, "-2 to 2")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise self._out_of_range("repetition_penalty", "more than 0, 1 for none")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidParameter(
+                "logit_bias",
+                f"logit_bias has {len(self.logit_bias)} tokens: use at most {MAX_LOGIT_BIAS}.",
+            )
+        for token, bias in self.logit_bias.items():
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise InvalidParameter(
+                    "logit_bias",
+                    f"logit_bias has {bias} for token {token}: use {-MAX_BIAS:g} to {MAX_BIAS:g}.",
+                )
+
+    def _check_end(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise self._out_of_range("max_tokens", "at least 1")
+        limit = math.inf if self.max_tokens is None else self.max_tokens
+        if not 0 <= self.min_tokens <= min(limit, 2**31 - 1):
+            most = "" if self.max_tokens is None else f", at most max_tokens={self.max_tokens}"
+            raise self._out_of_range("min_tokens", f"0 or more{most}")
         if len(self.stops) > MAX_STOPS:
             raise InvalidParameter(
                 "stop", f"stop has {len(self.stops)} strings: use at most {MAX_STOPS}."
             )
         if "" in self.stops:
             raise InvalidParameter("stop", "stop holds an empty string: leave it out.")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidParameter(
+                "stop_token_ids",
+                f"stop_token_ids has {len(self.stop_token_ids)} tokens: use at most "
+                f"{MAX_STOP_TOKENS}.",
+            )
+
+    def _out_of_range(self, name: str, use: str) -> InvalidParameter:
+        return InvalidParameter(name, f"{name}={getattr(self, name)} is out of range: use {use}.")
+
+    def check_tokens(self, vocab: int) -> None:
+        """Raises InvalidParameter for a token that a model of `vocab` tokens does not have."""
+        named: dict[str, Any] = {
+            "logit_bias": self.logit_bias,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        for name, tokens in named.items():
+            unknown = next((token for token in tokens if not 0 <= token < vocab), None)
+            if unknown is not None:
+                raise InvalidParameter(
+                    name, f"{name} names token {unknown}: this model has 0 to {vocab - 1}."
+                )
 
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def rules(self) -> LogitRules:
+        """What the engine has to know beside temperature, top-k and top-p."""
+        return LogitRules(
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids),
+        )
 
     def seeded(self, index: int = 0) -> Self:
         """These parameters with a seed; answer `index` to one prompt gets a seed of its own."""

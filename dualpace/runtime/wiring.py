@@ -7,11 +7,14 @@ from dualpace.runtime.assist import AssistLayout
 from dualpace.runtime.channel import ChannelSize
 from dualpace.runtime.kv.layout import KvLayout
 from dualpace.runtime.lockstep import LockstepLayout
+from dualpace.runtime.logit_rules import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.shared_memory import Stretch
+from dualpace.runtime.types import BLOCK_TOKENS
 
 _ROW_BYTES = 64  # all per-row fields of a batch together
 _FIXED_BYTES = 4096  # headers and array lengths
+_PAIR_BYTES = 12  # of `messages.Edits` for a row and a token
 _SLOTS_UP = 256  # phases, transfers and assists between two looks of the engine
 _LARGE_PAGE = 2 << 20
 MAX_STEPS_IN_FLIGHT = 2
@@ -39,8 +42,17 @@ def channel_size(plan: Plan, role: str) -> ChannelSize:
     else:
         rows = plan.cpu.max_batch_size
         down = blocks + rows * _ROW_BYTES
+    down += edits_bytes(plan, rows, blocks // 4)
     up = max(64 * 1024, 16 * rows)
     return ChannelSize(MAX_STEPS_IN_FLIGHT + 1, down + _FIXED_BYTES, _SLOTS_UP, up + _FIXED_BYTES)
+
+
+def edits_bytes(plan: Plan, rows: int, blocks: int) -> int:
+    """Of the longest encoded `messages.Edits` of so many rows, whose tokens lie in so many blocks:
+    each row may name what its request lists, and every token that it has."""
+    listed = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + len(plan.model.eos_token_ids)
+    pairs = rows * listed + blocks * BLOCK_TOKENS
+    return rows * _ROW_BYTES + pairs * _PAIR_BYTES + _FIXED_BYTES
 
 
 def assist_layout(plan: Plan) -> AssistLayout:
@@ -51,6 +63,7 @@ def assist_layout(plan: Plan) -> AssistLayout:
         attention_width=model.num_q_heads * model.head_dim,
         itemsize=itemsize(plan),
         attention_parts=plan.cpu.tp,
+        edits_bytes=edits_bytes(plan, plan.cpu.max_batch_size, plan.kv.host_pool_blocks),
     )
 
 

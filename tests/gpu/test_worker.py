@@ -17,6 +17,7 @@ from dualpace.runtime.routing import Route
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cuda.transfers import checksums
 from dualpace.settings.resolve import resolve
+from tests.runtime.worker.edits_case import run_edits
 from tests.runtime.worker.lockstep_case import run_lockstep
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import GPU_BLOCKS, HOST_BLOCKS, Rig, Talk
@@ -178,6 +179,11 @@ def test_prompts_to_the_host_and_every_route(rig: Rig, reference: Reference) -> 
             rig.gpu_done(step, main)
     assert reference.agrees(a, b, c, d, other)
     free(rig, host=made, gpu=[other])
+
+
+def test_edited_logits_on_every_way(rig: Rig, reference: Reference) -> None:
+    """Launched beside graphs, by either worker; nothing is compiled for it."""
+    run_edits(rig, reference, talks, tuple(Route) if rig.assists else (Route.FULL_CPU,))
 
 
 def test_migrations_every_few_tokens_change_no_bit(rig: Rig, reference: Reference) -> None:

@@ -15,7 +15,7 @@ Shape suffixes: M rows of a bucket, B rows of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from dualpace.graphs.gpu.attention import Decode, PagedRows
 from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.launches import Launches
 from dualpace.graphs.gpu.planned import PackedInputs
+from dualpace.graphs.logit_edits import LogitEdits
 from dualpace.graphs.sampling import SamplingRows
 
 _WARM_UPS = 2  # the first run compiles and allocates
@@ -187,10 +188,17 @@ class DecodeGraphs:
         assert self._whole is not None
         self._whole.replay()
 
-    def post_layer(self) -> Tensor:
-        """Samples: int32 [M], the same buffer each time."""
-        (self._greedy if self._is_greedy else self._sample).replay()
-        return self._sampled[: self.bucket]
+    def post_layer(self, edits: LogitEdits | None = None) -> Tensor:
+        """Samples: int32 [M], the same buffer each time. With edits it is launched, not replayed:
+        their sizes change from round to round.
+        """
+        tokens = self._sampled[: self.bucket]
+        if edits is not None:
+            how = replace(self._inputs.sampling, edits=edits)
+            self._forward.sample(self._rows.h, how, tokens)
+        else:
+            (self._greedy if self._is_greedy else self._sample).replay()
+        return tokens
 
     # ---- what is captured
 

@@ -21,6 +21,7 @@ from dualpace.graphs.collective import Alone, Collective
 from dualpace.graphs.gpu import fused, sampling, skinny
 from dualpace.graphs.gpu.linear import Choices, Workspace
 from dualpace.graphs.gpu.peer_sums import PeerSums
+from dualpace.graphs.logit_edits import edit
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.spec import ModelSpec
@@ -210,8 +211,12 @@ class Forward:
             sampling.best_part(self._logits(h_BH), first, out)
 
     def sample(self, h_BH: Tensor, how: SamplingRows, tokens_B: Tensor) -> None:
-        """One token a row by its sampling parameters; never waits for the device."""
-        sampling.sample(self.logits(h_BH), how, tokens_B)
+        """One token a row by its sampling parameters; never waits for the device. Edits depend on
+        the batch, so what carries them out is launched, not captured."""
+        logits_BV = self.logits(h_BH)
+        if how.edits is not None:
+            edit(logits_BV, how.edits, how.temperature)
+        sampling.sample(logits_BV, how, tokens_B)
 
     def logits(self, h_BH: Tensor) -> Tensor:
         """Final-normed h -> float32 [B, V], not rounded in between."""

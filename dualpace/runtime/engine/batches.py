@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from dualpace.graphs.uniform import uniforms
 from dualpace.runtime import messages
+from dualpace.runtime.engine.edits import Editor, encode_edits
 from dualpace.runtime.routing import Route
 from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Row, RowKind, TransferKind
 from dualpace.runtime.types import Request, blocks_for
+from dualpace.runtime.wire import U8
 
 _KINDS = {
     RowKind.DECODE: messages.DECODE,
@@ -41,7 +43,8 @@ class Conversation:
     top_k: int
     top_p: float
     seed: int
-    ignore_eos: bool
+    ends: frozenset[int]  # tokens that end the answer
+    editor: Editor | None = None  # of its logits, where it asks for that
 
     table: "array[int]" = field(default_factory=lambda: array("i"))  # copy of `listed`
     listed: list[int] | None = None
@@ -90,6 +93,19 @@ def _uniforms(
     return np.where(random, uniforms(seeds, positions), np.float32(0))
 
 
+def _edits(rows: Sequence[Row], content: Sequence[Conversation]) -> U8:
+    """Of rows that sample from edited logits; no bytes where none does."""
+    due = []
+    for place, (row, c) in enumerate(zip(rows, content, strict=True)):
+        if c.editor is None or not row.sample:
+            continue
+        position = row.start + row.num_tokens
+        assert not c.request.needs_last_token or len(c.tokens) == position, "a token is in flight"
+        if c.editor.is_due(position):
+            due.append((place, position, c.editor, c.tokens))
+    return encode_edits(due)
+
+
 def _columns(
     rows: Sequence[Row], conversations: Mapping[int, Conversation]
 ) -> dict[str, npt.NDArray[Any]]:
@@ -109,6 +125,7 @@ def _columns(
         "top_k": np.array([c.top_k for c in content], np.int32),
         "top_p": np.array([c.top_p for c in content], np.float32),
         "uniform": _uniforms(rows, content, temperature),
+        "edits": _edits(rows, content),
     }
 
 

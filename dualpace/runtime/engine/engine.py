@@ -21,10 +21,12 @@ import numpy.typing as npt
 
 from dualpace.runtime import messages
 from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch
+from dualpace.runtime.engine.edits import Editor
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.settings import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
+from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.limits import RequestTooLong
@@ -41,6 +43,7 @@ Int32 = npt.NDArray[np.int32]
 
 GPU, CPU = 0, 1  # `messages.Tokens.engines`
 NOT_FINISHED, STOP, LENGTH = 0, 1, 2  # `messages.Tokens.finished`
+_NO_RULES = LogitRules()
 
 
 class LLMEngine:
@@ -142,14 +145,18 @@ class LLMEngine:
         self._changed()
 
     def _submit(self, batch: messages.Submit) -> None:
+        asked = json.loads(batch.rules) if batch.rules else {}
         for i, request_id in enumerate(batch.request_ids.tolist()):
             tokens = batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].tolist()
+            rules = LogitRules.of(asked[str(i)]) if str(i) in asked else _NO_RULES
             request = Request(
                 id=request_id,
                 prompt_len=len(tokens),
                 max_tokens=int(batch.max_tokens[i]),
                 arrival_s=float(batch.arrivals_s[i]) - self._start_s,
+                needs_last_token=rules.counts_tokens,
             )
+            eos = frozenset[int]() if batch.ignore_eos[i] else self._eos
             conversation = Conversation(
                 request=request,
                 tokens=tokens,
@@ -157,7 +164,8 @@ class LLMEngine:
                 top_k=int(batch.top_k[i]),
                 top_p=float(batch.top_p[i]),
                 seed=int(batch.seeds[i]),
-                ignore_eos=bool(batch.ignore_eos[i]),
+                ends=eos.union(rules.stop_token_ids) if rules.stop_token_ids else eos,
+                editor=Editor(rules, len(tokens), self._eos) if rules.edits_logits else None,
             )
             try:
                 if not self._accepting:
@@ -314,7 +322,7 @@ class LLMEngine:
         return finished
 
     def _finish_of(self, conversation: Conversation, token: int) -> int:
-        if token in self._eos and not conversation.ignore_eos:
+        if token in conversation.ends:
             return STOP
         request = conversation.request
         num_output = len(conversation.tokens) - request.prompt_len

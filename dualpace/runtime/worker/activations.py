@@ -7,7 +7,10 @@ import torch
 
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.runtime.assist import AssistBuffer
+from dualpace.runtime.messages import Edits, no_bytes
 from dualpace.runtime.order import Decision
+from dualpace.runtime.wire import decode
+from dualpace.runtime.worker.edits import logit_edits, no_edits
 from dualpace.runtime.worker.rows import SamplingArrays
 
 
@@ -33,7 +36,10 @@ class Activations:
         """The sampling rows of the published batch, copied out."""
         parts = (self._buffer.temperature, self._buffer.top_k, self._buffer.top_p)
         temperature, top_k, top_p = (part[:num_rows].copy() for part in parts)
-        return SamplingArrays(temperature, top_k, top_p, self._buffer.uniform[:num_rows].copy())
+        uniform, encoded = self._buffer.uniform[:num_rows].copy(), self._buffer.edits()
+        edits = decode(encoded.data) if len(encoded) else None
+        assert edits is None or isinstance(edits, Edits)
+        return SamplingArrays(temperature, top_k, top_p, uniform, edits)
 
     def write_sampling(self, sampling: SamplingArrays) -> None:
         rows = len(sampling.temperature)
@@ -41,12 +47,17 @@ class Activations:
         self._buffer.top_k[:rows] = sampling.top_k
         self._buffer.top_p[:rows] = sampling.top_p
         self._buffer.uniform[:rows] = sampling.uniform
+        edits = sampling.edits
+        encoded = no_bytes() if edits is None else np.frombuffer(edits.encode(), np.uint8)
+        self._buffer.write_edits(encoded)
 
 
 def sampling_rows(arrays: SamplingArrays, device: torch.device | None = None) -> SamplingRows:
     """On `device` (None: the host), with the flags that are read on the host."""
     parts = (arrays.temperature, arrays.top_k, arrays.top_p, arrays.uniform)
     rows = SamplingRows.of(*(torch.from_numpy(part) for part in parts))
+    if arrays.edits is not None:
+        rows = replace(rows, edits=logit_edits(arrays.edits, device or torch.device("cpu")))
     if device is None or device.type == "cpu":
         return rows
     return replace(
@@ -65,4 +76,5 @@ def sampling_like(decision: Decision) -> SamplingArrays:
     rows = decision.rows
     temperature = np.full(rows, 0.0 if decision.all_greedy else 1.0, np.float32)
     top_p, uniform = np.ones(rows, np.float32), np.zeros(rows, np.float32)
-    return SamplingArrays(temperature, np.zeros(rows, np.int32), top_p, uniform)
+    edits = no_edits() if decision.has_edits else None
+    return SamplingArrays(temperature, np.zeros(rows, np.int32), top_p, uniform, edits)

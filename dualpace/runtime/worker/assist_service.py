@@ -54,7 +54,8 @@ class AssistService:
             sampling = sampling_rows(self._shared.sampling(rows), self._device)
         if self._order is not None:
             greedy = sampling is None or sampling.all_greedy
-            self._order.say(Decision(kind, layer, rows, greedy))
+            has_edits = sampling is not None and sampling.edits is not None
+            self._order.say(Decision(kind, layer, rows, greedy, has_edits))
         launched = time.monotonic()
         x = self._shared.residual[:rows].to(self._device)
         attention = self._attention(rows)

@@ -4,7 +4,7 @@ sampling rows.
 numpy only; knows nothing about tensors, weights or queues.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,11 @@ from dualpace.runtime.messages import (
     PREFILL_CPU,
     TOKEN_IN_FLIGHT,
     CpuBatch,
+    Edits,
     GpuBatch,
 )
 from dualpace.runtime.plan import BLOCK_TOKENS
+from dualpace.runtime.wire import decode
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -46,6 +48,7 @@ class SamplingArrays:
     top_k: Int32
     top_p: Float32
     uniform: Float32
+    edits: Edits | None = None  # by place among these entries; None: no row has any
 
 
 @dataclass(slots=True, frozen=True)
@@ -206,5 +209,39 @@ def _slots(blocks: Int32, first_block: Int32, positions: Int64) -> Int64:
 
 def _sampling(batch: GpuBatch | CpuBatch, rows: Int64) -> SamplingArrays:
     return SamplingArrays(
-        batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.uniform[rows]
+        temperature=batch.temperature[rows],
+        top_k=batch.top_k[rows],
+        top_p=batch.top_p[rows],
+        uniform=batch.uniform[rows],
+        edits=edits_of(batch, rows),
+    )
+
+
+def edits_of(batch: GpuBatch | CpuBatch, rows: Int64) -> Edits | None:
+    """What concerns these rows of the message, told by their places here; None if nothing does."""
+    if not len(batch.edits):
+        return None
+    edits = decode(batch.edits.data)
+    assert isinstance(edits, Edits)
+    places = {row: place for place, row in enumerate(rows.tolist())}
+    here = np.array([places.get(row, -1) for row in edits.rows.tolist()], np.int32)
+    kept = here >= 0
+    if not kept.any():
+        return None
+    if kept.all():
+        return replace(edits, rows=here)
+    owner = (np.cumsum(kept) - 1).astype(np.int32)  # as those before it are counted now
+    bias, seen = kept[edits.bias_owner], kept[edits.seen_owner]
+    return Edits(
+        rows=here[kept],
+        min_p=edits.min_p[kept],
+        presence=edits.presence[kept],
+        frequency=edits.frequency[kept],
+        repetition=edits.repetition[kept],
+        bias_owner=owner[edits.bias_owner[bias]],
+        bias_token=edits.bias_token[bias],
+        bias=edits.bias[bias],
+        seen_owner=owner[edits.seen_owner[seen]],
+        seen_token=edits.seen_token[seen],
+        seen_count=edits.seen_count[seen],
     )

@@ -1,10 +1,13 @@
 """The device's sampler keeps and draws what the reference does."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from dualpace.graphs import sampling as reference
 from dualpace.graphs.gpu import sampling
+from dualpace.graphs.logit_edits import LogitEdits, edit
 from dualpace.graphs.sampling import SamplingRows
 
 
@@ -31,6 +34,38 @@ def test_same_tokens_as_the_reference(vocab: int, device: torch.device) -> None:
     tokens = torch.full((len(rows),), -1, dtype=torch.int32, device=device)
     sampling.sample(logits.to(device), made, tokens)
     assert tokens.tolist() == reference.sample(logits.to(device), made).tolist()
+
+
+def test_edited_logits_are_sampled_like_the_references(device: torch.device) -> None:
+    """Forbidden tokens and those that min-p takes have no weight here either."""
+    rows = [(1.0, 0, 1.0, u) for u in (0.0, 0.5, 0.999)] + [(0.7, 3, 0.9, 0.8), (0.0, 0, 1.0, 0.5)]
+    logits = 3 * torch.randn(len(rows), 300, generator=torch.Generator().manual_seed(1))
+    made = rows_of(rows, device)
+    best = logits.argmax(-1)
+    count = len(rows)
+    every = torch.arange(count, device=device)
+    full, none = torch.full((count,), 0.2, device=device), torch.zeros(count, device=device)
+    edits = LogitEdits(
+        rows=every,
+        min_p=full,
+        presence=none,
+        frequency=none,
+        repetition=none + 1,
+        bias_owner=every,
+        bias_token=best.to(device),
+        bias=none - torch.inf,
+        seen_owner=every[:0],
+        seen_token=every[:0],
+        seen_count=none[:0],
+        any_min_p=True,
+    )
+    wanted = reference.sample(logits.to(device), dataclasses.replace(made, edits=edits))
+    edited = logits.to(device)
+    edit(edited, edits, made.temperature)
+    tokens = torch.full((count,), -1, dtype=torch.int32, device=device)
+    sampling.sample(edited, made, tokens)
+    assert tokens.tolist() == wanted.tolist()
+    assert not (tokens.cpu() == best).any()
 
 
 def test_equal_weights_are_kept_together(device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Rounds that carry host rows in every mix, for any kind of accelerator."""
 
 from dualpace.runtime import messages as m
+from tests.runtime.worker.edits_case import BIASED, EVERYTHING, matter
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import Rig, Talk
 
@@ -10,6 +11,8 @@ def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Ta
     a, b, c, d, e, f = cold
     g, h = warm
     g.id, h.id = 7, 8
+    a.rules = h.rules = EVERYTHING
+    c.rules = BIASED
     rig.gpu_step([rig.prefill(a), rig.prefill(g)])
     on_host = (b, c, d, h)
     rows = [rig.prefill(t, m.PREFILL_CPU, transfer_id=i) for i, t in enumerate(on_host)]
@@ -30,3 +33,4 @@ def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Ta
     rig.gpu_step([rig.decode(t) for t in (a, g, e)])  # no host row: as ever
     rig.gpu_step([first(b, 0), second(d)])  # nothing else
     assert reference.agrees(*cold, *warm)
+    matter(reference, [a, c, h])

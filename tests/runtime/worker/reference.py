@@ -6,7 +6,7 @@ from dualpace.graphs.attention import causal_prefill
 from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.executor import Stages
 from dualpace.graphs.load import load_weights
-from dualpace.graphs.sampling import SamplingRows
+from dualpace.graphs.sampling import SamplingRows, sample
 from dualpace.graphs.source import resolve_source
 from tests.runtime.worker.rig import Talk
 
@@ -35,7 +35,9 @@ class Reference:
             torch.tensor([1.0]),
             torch.tensor([talk.uniform_at(len(tokens))]),
         )
-        return int(self._stages.post_layer(x[-1:], sampling))
+        logits = self._stages.logits(x[-1:])
+        edit(logits[0], talk, tokens)
+        return int(sample(logits, sampling))
 
     def output(self, talk: Talk) -> list[int]:
         """As many tokens as the request has now."""
@@ -48,3 +50,21 @@ class Reference:
         for talk in talks:
             assert talk.output == self.output(talk), f"request {talk.id}"
         return True
+
+
+def edit(logits: torch.Tensor, talk: Talk, tokens: list[int]) -> None:
+    """What the talk's rules say, token by token; logits [V]."""
+    rules, output = talk.rules, tokens[talk.prompt_len :]
+    for token, bias in rules.logit_bias.items():
+        logits[token] += bias
+    if len(output) < rules.min_tokens:
+        for token in rules.stop_token_ids:
+            logits[token] = -torch.inf
+    for token in set(tokens):
+        logit = logits[token].clone()
+        logit = logit / rules.repetition_penalty if logit > 0 else logit * rules.repetition_penalty
+        logit -= rules.frequency_penalty * output.count(token)
+        logits[token] = logit - rules.presence_penalty * (token in output)
+    if rules.min_p:
+        chances = (logits / (talk.temperature or 1.0)).softmax(-1)
+        logits[chances < rules.min_p * chances.max()] = -torch.inf

@@ -10,7 +10,7 @@ the main round (`assist.mode`).
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -27,6 +27,7 @@ from dualpace.runtime.messages import AssistDone
 from dualpace.runtime.order import Decision, OrderLeader
 from dualpace.runtime.worker.activations import Activations, sampling_like
 from dualpace.runtime.worker.cuda.events import DeviceEvent
+from dualpace.runtime.worker.edits import logit_edits
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.rows import SamplingArrays
 
@@ -70,14 +71,16 @@ class AssistGraphs:
             progress(done, len(self.buckets))
 
     def _final(self, rows: Rows) -> dict[str, Callable[[], None]]:
-        count, forward = len(rows.x), self._forward
-        views = {name: view[:count] for name, view in self._sampling.views.items()}
-        how = SamplingRows(views["temperature"], views["top_k"], views["top_p"], views["u"])
+        forward, how = self._forward, self._how(len(rows.x))
         return {
             "norm": partial(forward.normed, rows, forward.weights.final_norm),
             "greedy": partial(forward.greedy, rows.h, rows.tokens),
             "sample": partial(forward.sample, rows.h, how, rows.tokens),
         }
+
+    def _how(self, count: int) -> SamplingRows:
+        views = {name: view[:count] for name, view in self._sampling.views.items()}
+        return SamplingRows(views["temperature"], views["top_k"], views["top_p"], views["u"])
 
     def _all(self, rows: Rows) -> None:
         self._forward.post_attention(0, rows)
@@ -96,8 +99,8 @@ class AssistGraphs:
         self._last[bucket, "norm"].replay()
 
     def sample(self, bucket: int, sampling: SamplingArrays) -> None:
-        """h -> tokens."""
-        if not sampling.temperature.any():
+        """h -> tokens. Launched where logits are edited, for that is no captured work."""
+        if sampling.edits is None and not sampling.temperature.any():
             self._last[bucket, "greedy"].replay()
             return
         arrays = {
@@ -108,7 +111,12 @@ class AssistGraphs:
         }
         self._sampling.send(arrays, idle={"top_p": 1.0})
         self._sampling.sent()
-        self._last[bucket, "sample"].replay()
+        if sampling.edits is None:
+            self._last[bucket, "sample"].replay()
+            return
+        rows = self.rows.first(bucket)
+        edits = logit_edits(sampling.edits, self._forward.device)
+        self._forward.sample(rows.h, replace(self._how(bucket), edits=edits), rows.tokens)
 
 
 @dataclass(slots=True)
@@ -167,7 +175,8 @@ class DeviceAssists:
         sampling = None if kind == AssistKind.POST_ATTENTION else self._shared.sampling(rows)
         if self._order is not None:
             greedy = sampling is None or not sampling.temperature.any()
-            self._order.say(Decision(kind, layer, rows, greedy))
+            has_edits = sampling is not None and sampling.edits is not None
+            self._order.say(Decision(kind, layer, rows, greedy, has_edits))
         if self._stream is None:
             marks = self._queue(kind, layer, rows, sampling)
         else:

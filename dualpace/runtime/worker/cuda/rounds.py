@@ -19,14 +19,16 @@ from torch import Tensor
 from dualpace.graphs.gpu.attention import Decode, Prefill
 from dualpace.graphs.gpu.forward import Rows
 from dualpace.graphs.gpu.planned import PackedInputs
+from dualpace.graphs.logit_edits import LogitEdits
 from dualpace.graphs.sampling import SamplingRows
-from dualpace.runtime.messages import GpuBatch, StepDone
+from dualpace.runtime.messages import Edits, GpuBatch, StepDone
 from dualpace.runtime.worker.copies import Event
 from dualpace.runtime.worker.cuda import batches
 from dualpace.runtime.worker.cuda.compiles import Compiles
 from dualpace.runtime.worker.cuda.events import DeviceClock, DeviceEvent
 from dualpace.runtime.worker.cuda.model import DeviceModel, second_kv
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, WriteOut
+from dualpace.runtime.worker.edits import logit_edits
 from dualpace.runtime.worker.rows import GpuWork, Int32, Int64, gpu_work
 
 _READS = 4  # pinned buffers for tokens on their way to the host
@@ -196,15 +198,19 @@ class DeviceRounds:
         self.inputs.send(arrays, idle=batches.IDLE)
         self.inputs.sent()
 
-    def sample(self, h: Tensor, greedy: bool) -> None:
+    def sample(self, h: Tensor, greedy: bool, edits: Edits | None) -> None:
         """Final-normed h -> `model.sampled`, by the sampling arrays that were sent."""
         tokens = self.model.sampled[: len(h)]
-        if greedy:
+        if greedy and edits is None:
             self.model.forward.greedy(h, tokens)
             return
         views = {name: view[: len(h)] for name, view in self.inputs.views.items()}
-        how = SamplingRows(views["temperature"], views["top_k"], views["top_p"], views["u"])
+        parts = (views["temperature"], views["top_k"], views["top_p"], views["u"])
+        how = SamplingRows(*parts, edits=self._edits(edits))
         self.model.forward.sample(h, how, tokens)
+
+    def _edits(self, edits: Edits | None) -> LogitEdits | None:
+        return None if edits is None else logit_edits(edits, self.model.forward.device)
 
     def end(self, round: Launched, sampled_ids: Int64) -> None:
         """Tokens start for the host."""
@@ -229,7 +235,7 @@ class DeviceRounds:
         else:
             graphs.whole()
             yield []
-        graphs.post_layer()
+        graphs.post_layer(self._edits(work.sampling.edits))
 
     def _mixed(self, round: Launched, work: GpuWork) -> Tasks:
         model, views = self.model, self.inputs.views
@@ -252,7 +258,7 @@ class DeviceRounds:
         sampled = len(work.sampled_rows)
         if sampled:
             h = by_turn[0].h.index_select(0, views["last_tokens"][:sampled])
-            self.sample(h, greedy=not work.sampling.temperature.any())
+            self.sample(h, not work.sampling.temperature.any(), work.sampling.edits)
 
     def _read(self, round: Launched) -> None:
         """Tokens start for the host; the buffer is used again when `_READS` rounds have passed."""

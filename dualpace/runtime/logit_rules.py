@@ -1,0 +1,58 @@
+"""What a request asks to have done to its logits: plain data, the same for client, server and
+engine. `graphs/logit_edits.py` says what each rule means.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+MAX_LOGIT_BIAS = 300  # entries a request
+MAX_STOP_TOKENS = 128  # a request
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class LogitRules:
+    """Defaults do nothing."""
+
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # end the answer; forbidden before `min_tokens`
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether what is done depends on the tokens so far, the last one included."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed at all."""
+        return bool(self.counts_tokens or self.min_p or self.logit_bias or self.min_tokens)
+
+    def asked(self) -> dict[str, Any]:
+        """What differs from the defaults, as JSON can hold it."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["logit_bias"] = list(self.logit_bias.items())
+        return {name: value for name, value in values.items() if value != _UNASKED[name]}
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> Self:
+        """From what `asked` gave."""
+        values = dict(asked)
+        values["logit_bias"] = dict(values.get("logit_bias", ()))
+        values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+        return cls(**values)
+
+
+_UNASKED: Mapping[str, Any] = {
+    "min_p": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": [],
+    "min_tokens": 0,
+    "stop_token_ids": (),
+}

@@ -1,0 +1,184 @@
+"""Edits of logits against transformers' own processors, and each by its definition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpace.graphs.logit_edits import LogitEdits, edit, least_logit, penalised
+from dualpace.graphs.sampling import SamplingRows, sample
+
+VOCAB = 40
+
+
+@dataclass
+class Asked:
+    """One row's request and its tokens so far."""
+
+    prompt: list[int] = field(default_factory=lambda: [1, 2, 2])
+    output: list[int] = field(default_factory=list)
+    min_p: float = 0.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    bias: dict[int, float] = field(default_factory=dict)
+
+
+def edits_of(asked: dict[int, Asked]) -> LogitEdits:
+    """By row of the batch."""
+    all_asked = list(asked.values())
+    bias = [(i, t, b) for i, one in enumerate(all_asked) for t, b in one.bias.items()]
+    seen = [
+        (i, token, one.output.count(token))
+        for i, one in enumerate(all_asked)
+        for token in dict.fromkeys(one.prompt + one.output)
+    ]
+
+    def column(pairs: list[tuple[int, int, float]], place: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([pair[place] for pair in pairs], dtype=dtype)
+
+    def each(name: str) -> torch.Tensor:
+        return torch.tensor([getattr(one, name) for one in all_asked])
+
+    return LogitEdits(
+        rows=torch.tensor(list(asked), dtype=torch.int64),
+        min_p=each("min_p"),
+        presence=each("presence"),
+        frequency=each("frequency"),
+        repetition=each("repetition"),
+        bias_owner=column(bias, 0, torch.int64),
+        bias_token=column(bias, 1, torch.int64),
+        bias=column(bias, 2, torch.float32),
+        seen_owner=column(seen, 0, torch.int64),
+        seen_token=column(seen, 1, torch.int64),
+        seen_count=column(seen, 2, torch.float32),
+        any_min_p=any(one.min_p for one in all_asked),
+    )
+
+
+def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
+    return 4 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def edited(logits: torch.Tensor, asked: dict[int, Asked], heat: float = 1.0) -> torch.Tensor:
+    logits = logits.clone()
+    edit(logits, edits_of(asked), torch.full((len(logits),), heat))
+    return logits
+
+
+tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens.filter(bool), tokens, st.floats(0.2, 3.0), st.integers(0, 99))
+def test_repetition_is_that_of_transformers(
+    prompt: list[int], output: list[int], penalty: float, seed: int
+) -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = logits_of(1, seed)
+    asked = Asked(prompt, output, repetition=penalty)
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(
+        torch.tensor([prompt + output]), logits.clone()
+    )
+    torch.testing.assert_close(edited(logits, {0: asked}), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.001, 1.0), st.floats(0.1, 3.0), st.integers(0, 99))
+def test_min_p_is_that_of_transformers(min_p: float, heat: float, seed: int) -> None:
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper
+
+    logits = logits_of(1, seed)
+    scores = TemperatureLogitsWarper(heat)(None, logits.clone())  # type: ignore[arg-type]
+    chances = scores.double().softmax(-1)
+    border = (chances / chances.max() - min_p).abs() < 1e-5  # rounding decides there
+    wanted = MinPLogitsWarper(min_p)(None, scores).isinf()  # type: ignore[arg-type]
+    got = edited(logits, {0: Asked(min_p=min_p)}, heat)
+    assert torch.equal(got.isinf() | border, wanted | border)
+    assert torch.equal(got[~got.isinf()], logits[~got.isinf()])
+
+
+def test_bans_and_biases_are_those_of_transformers() -> None:
+    from transformers import MinNewTokensLengthLogitsProcessor, SequenceBiasLogitsProcessor
+
+    logits, bias, stops = logits_of(1), {3: 2.5, 9: -100.0, 11: 100.0}, [5, 7]
+    scores = SequenceBiasLogitsProcessor([[[t], b] for t, b in bias.items()])(
+        torch.tensor([[1]]), logits.clone()
+    )
+    wanted = MinNewTokensLengthLogitsProcessor(1, 4, stops)(torch.tensor([[1]]), scores)
+    banned = dict.fromkeys(stops, -torch.inf)
+    torch.testing.assert_close(edited(logits, {0: Asked(bias=bias | banned)}), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens, tokens, st.floats(-2, 2), st.floats(-2, 2))
+def test_presence_and_frequency_look_at_the_output_alone(
+    prompt: list[int], output: list[int], presence: float, frequency: float
+) -> None:
+    logits, counts = logits_of(1), Counter(output)
+    got = edited(logits, {0: Asked(prompt, output, presence=presence, frequency=frequency)})
+    wanted = [
+        float(logit) - frequency * counts[token] - presence * (counts[token] > 0)
+        for token, logit in enumerate(logits[0])
+    ]
+    torch.testing.assert_close(got[0], torch.tensor(wanted))
+
+
+def test_the_order_is_bias_repetition_counts_temperature_min_p() -> None:
+    logits = torch.full((1, VOCAB), -20.0)
+    logits[0, :4] = torch.tensor([1.0, 2.0, -1.0, 0.5])
+    asked = Asked([0], [1, 1], 0.4, 0.25, 0.5, 2.0, {0: 3.0, 2: 4.0, 3: -torch.inf})
+    got = edited(logits, {0: asked}, heat=2.0)[0]
+    # 0: (1 + 3) / 2; 1: 2 / 2 - 2 * 0.5 - 0.25; 2: -1 + 4, the best: 0.4 of it ends at 1.17
+    assert got[:4].tolist() == [2.0, -torch.inf, 3.0, -torch.inf]
+    assert got[4:].isinf().all()
+
+
+def test_rows_without_edits_keep_every_bit() -> None:
+    logits = logits_of(4)
+    everything = Asked([1], [2, 3, 3], 0.3, 1.0, 0.5, 1.3, {4: 2.0})
+    got = edited(logits, {2: everything, 0: Asked(bias={5: 1.0})})
+    assert torch.equal(got[[1, 3]], logits[[1, 3]])
+    assert torch.equal(got[2], edited(logits[2:3], {0: everything})[0])  # whatever its company
+    assert int((got[0] != logits[0]).sum()) == 1
+
+
+def test_greedy_rows_take_the_best_edited_token() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 3], logits[:, 8] = 2.0, 1.5
+    rows = SamplingRows.greedy(2)
+    asked = edits_of({1: Asked([9], [3], presence=1.0, min_p=1.0)})
+    how = SamplingRows(rows.temperature, rows.top_k, rows.top_p, rows.u, True, True, asked)
+    assert not how.best_is_enough and rows.best_is_enough
+    assert sample(logits, how).tolist() == [3, 8]
+
+
+def test_what_min_p_leaves_is_what_top_p_is_a_part_of() -> None:
+    """Weights 1, 0.5, 0.25, 0.25: min-p takes the last two; 0.7 of the rest is the best alone only
+    when the last two no longer count."""
+    logits = torch.full((1, VOCAB), -torch.inf)
+    logits[0, :4] = torch.tensor([1.0, 0.5, 0.25, 0.25]).log()
+    one, nearly = torch.ones(1), torch.tensor([0.999])
+    plain = SamplingRows.of(one, torch.zeros(1, dtype=torch.int32), one * 0.66, nearly)
+    asked = edits_of({0: Asked(min_p=0.4)})
+    cut = SamplingRows(plain.temperature, plain.top_k, plain.top_p, plain.u, edits=asked)
+    assert [int(sample(logits.clone(), how)) for how in (plain, cut)] == [1, 0]
+
+
+@pytest.mark.parametrize("min_p", [0.0, 1.0])
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_the_ends_of_min_p(min_p: float, heat: float) -> None:
+    best = torch.tensor([3.0])
+    least = float(least_logit(best, torch.tensor([heat]), torch.tensor([min_p])))
+    assert least == (3.0 if min_p else -torch.inf)
+
+
+def test_a_forbidden_token_stays_forbidden() -> None:
+    inf, one = torch.tensor([-torch.inf]), torch.ones(1)
+    assert float(penalised(inf, one * 3, one * -2, one * -2, one * 0.1)) == -torch.inf
