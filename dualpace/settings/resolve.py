@@ -149,11 +149,6 @@ def _check_ranks(config: SystemConfig, device: str, spec: ModelSpec, hardware: H
     gpus, cores = len(hardware.gpus), len(hardware.cores)
     for key, tp in (("gpu.tp", config.gpu.tp), ("cpu.tp", config.cpu.tp)):
         Shard(0, tp).check(spec, key)
-        if tp > 1 and config.policy.lockstep:
-            raise ConfigError(
-                f"{key}={tp} and policy={config.policy.name} runs with one rank a side: set "
-                f"{key}=1, or policy=dualpace."
-            )
         if key == "gpu.tp" and device == "cuda" and tp > gpus:
             raise ConfigError(
                 f"{key}={tp} and this machine shows {gpus} GPU{'s' * (gpus > 1)}: set {key}={gpus}."

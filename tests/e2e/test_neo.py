@@ -1,6 +1,7 @@
 """The live neo policy: host rows in lockstep with the GPU's rounds change no token."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dualpace.runtime.schedule.check import check_log
@@ -33,3 +34,15 @@ def test_tokens_equal_those_of_an_engine_with_room_for_all(
     assert check_log(log) == []
     assert {r["engine"] for r in log} == {"gpu"}, "neo has one clock"
     assert lockstep_rows(log) == stats["tokens"]["cpu"] > 50
+
+
+def test_ranks_change_no_token(serve: Serve, rounds: Rounds, undisturbed: list[list[int]]) -> None:
+    """The CPU's one rank attends for both of the accelerator's."""
+    some, short = slice(2, 8), replace(PARAMS, max_tokens=20)
+    with serve(**{**TIGHT["neo"], "kv.gpu_blocks": 6, "gpu.tp": 2}) as llm:
+        outputs = llm.generate(PROMPTS[some], short)
+        host_tokens = llm.stats()["tokens"]["cpu"]
+    assert [o.token_ids for o in outputs] == [tokens[:20] for tokens in undisturbed[some]]
+    log = rounds()
+    assert check_log(log) == []
+    assert lockstep_rows(log) == host_tokens > 10

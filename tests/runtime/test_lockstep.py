@@ -21,11 +21,11 @@ def test_each_sub_batch_has_a_place_of_its_own_that_both_sides_see() -> None:
             marks[place, name] = bytes([len(marks) + 1]) * len(part)
             part[:] = marks[place, name]
     bell = os.eventfd(0)
-    gpu.ask(1, 7, bell)
+    gpu.ask(1, 7, [bell])
     assert os.eventfd_read(bell) == 1
     assert cpu.is_asked(1, 7) and not cpu.is_asked(0, 7) and not cpu.is_asked(1, 8)
     assert not gpu.is_answered(1, 7)
-    cpu.answer(1, 7, bell)
+    cpu.answer(1, 7, [bell])
     assert gpu.is_answered(1, 7) and not gpu.is_answered(0, 7)
     for (place, name), mark in marks.items():
         assert bytes(cpu.bytes_of(place, name)) == mark

@@ -87,8 +87,8 @@ class WorkerGroup:
         return [rank.pid for rank in self.ranks if rank.is_running]
 
     @property
-    def doorbell(self) -> int:
-        return self.ranks[0].channel.bell_down
+    def doorbells(self) -> list[int]:
+        return [rank.channel.bell_down for rank in self.ranks]
 
     @property
     def info(self) -> dict[str, Any]:

@@ -60,13 +60,13 @@ class WorkerPair:
 
         def group(role: str, other: str) -> WorkerGroup:
             common = RanksMemory(channels[role])
-            bell = channels[other][0].bell_down
+            bells = {f"other_bell_{n}": c.bell_down for n, c in enumerate(channels[other])}
             return WorkerGroup(
                 role,
                 module,
                 plan_json,
                 channels[role],
-                {**fds, **common.fds, "other_doorbell": bell},
+                {**fds, **common.fds, **bells},
                 common.reset,
                 lambda message: on_message(role, message),
                 lambda: self._died(role),
@@ -102,10 +102,11 @@ class WorkerPair:
         }
 
     def _died(self, role: str) -> None:
-        """Voids the assist in flight, wakes the survivor, and starts a successor."""
+        """Voids the assist in flight, wakes the survivors, and starts a successor."""
         dead, survivor = (self.gpu, self.cpu) if role == "gpu" else (self.cpu, self.gpu)
         self._assist.raise_epoch()
-        ring(survivor.doorbell)
+        for bell in survivor.doorbells:
+            ring(bell)
         self._on_death(role)
         dead.start()
 

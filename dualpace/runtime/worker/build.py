@@ -14,7 +14,6 @@ from dualpace.graphs.load import load_weights
 from dualpace.graphs.shard import Shard
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES
-from dualpace.runtime.lockstep import LockstepBuffer
 from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
@@ -27,12 +26,14 @@ from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.layer_times import accelerator_times, host_times
 from dualpace.runtime.worker.link import Link
-from dualpace.runtime.worker.lockstep import AttentionWorker, Exchange, LockstepRounds
+from dualpace.runtime.worker.lockstep import AttentionWorker, HeadGroup, LockstepRounds
 from dualpace.runtime.worker.progress import Progress
 from dualpace.runtime.worker.ranks import (
     ALONE,
     Ranks,
     attention_columns,
+    common_heads,
+    exchange_of,
     host_parts,
     host_shard,
     join,
@@ -87,11 +88,11 @@ def build_accelerator(
         assists = _assists(plan, link, stages, ranks.shard)
         return make_worker(link, rounds, transfers, assists)
     with progress.phase("layer_times", "timing a layer"):
-        decode = DecodeAttention(hbm.layers, plan.model.num_q_heads, plan.gpu.threads)
+        decode = DecodeAttention(hbm.layers, num_q_heads, plan.gpu.threads)
         progress.layer_times = accelerator_times(plan, stages, decode, hbm.blocks)
-    exchange = Exchange(link.lockstep, plan.model.head_dim, dtype)
+    exchange = exchange_of(plan, link, link.rank)
     mixed = LockstepRounds(rounds, stages, link, exchange, plan.model.num_layers)
-    return AcceleratorWorker(link, mixed, transfers, None)
+    return make_worker(link, mixed, transfers, None)
 
 
 def _assists(plan: Plan, link: Link, stages: Stages, shard: Shard) -> AssistService | None:
@@ -111,7 +112,7 @@ def _assists(plan: Plan, link: Link, stages: Stages, shard: Shard) -> AssistServ
 def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
     """The worker of `--role cpu`."""
     if link.lockstep is not None:
-        return _attention_worker(plan, link, link.lockstep, progress)
+        return _attention_worker(plan, link, progress)
     ranks = join(plan, "cpu", link)
     stages = worker_stages(plan, "cpu", progress, ranks)
     host, attention = _host_attention(plan, link, progress)
@@ -125,17 +126,16 @@ def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
     return CpuWorker(link, stages, host, attention, routes)
 
 
-def _attention_worker(
-    plan: Plan, link: Link, buffer: LockstepBuffer, progress: Progress
-) -> AttentionWorker:
+def _attention_worker(plan: Plan, link: Link, progress: Progress) -> AttentionWorker:
     """It attends as the accelerator's rounds ask, and needs no weights."""
     host, attention = _host_attention(plan, link, progress)
     with progress.phase("layer_times", "timing a layer"):
         progress.layer_times = {"host": host_times(plan, attention, host)}
-    exchange = Exchange(buffer, plan.model.head_dim, DTYPES[plan.model.dtype])
-    second = DecodeAttention(host.layers, plan.model.num_q_heads, plan.cpu.threads)
-    is_rung = plan.gpu.device == "cpu"
-    return AttentionWorker(link, host, exchange, (attention, second), is_rung)
+    groups = [
+        HeadGroup(host, exchange, common, plan.cpu.threads)
+        for exchange, common in common_heads(plan, link)
+    ]
+    return AttentionWorker(link, groups, plan.model.num_layers, plan.gpu.device == "cpu")
 
 
 def _host_attention(plan: Plan, link: Link, progress: Progress) -> tuple[HostPool, DecodeAttention]:

@@ -34,9 +34,11 @@ _REPEATS = 3
 def accelerator_times(
     plan: Plan, stages: Stages, attention: DecodeAttention, like: torch.Tensor
 ) -> Times:
-    """Dense stages and attention of the stand-in; `like` gives the dtype."""
+    """Dense stages and attention of a rank of the stand-in; `like` gives the dtype. All ranks run
+    the same stages, as often."""
     model = plan.model
-    width = model.num_q_heads * model.head_dim
+    q_heads, kv_heads = model.num_q_heads // plan.gpu.tp, model.num_kv_heads // plan.gpu.tp
+    width = q_heads * model.head_dim
     times: Times = {"linear": [], "post_layer": [], "prefill": []}
     for rows in (r for r in _ROWS if r <= plan.gpu.max_batch_size):
         x = stages.pre_layer(torch.zeros(rows, dtype=torch.long))
@@ -46,22 +48,22 @@ def accelerator_times(
         times["linear"].append((rows, timed(partial(_linear, stages, x, positions, out))))
         times["post_layer"].append((rows, timed(partial(stages.post_layer, x, sampling))))
     for length in _PROMPTS:
-        q = like.new_zeros(length, model.num_q_heads, model.head_dim)
-        k = like.new_zeros(length, model.num_kv_heads, model.head_dim)
+        q = like.new_zeros(length, q_heads, model.head_dim)
+        k = like.new_zeros(length, kv_heads, model.head_dim)
         prefill = timed(partial(causal_prefill, q, k, k, [length], [None]))
         times["prefill"].append((length * length, prefill))
-    return times | {"decode": attention_times(plan, attention, like)}
+    return times | {"decode": attention_times(attention, like, (q_heads, model.head_dim))}
 
 
 @torch.inference_mode()
 def attention_times(
-    plan: Plan, attention: DecodeAttention, like: torch.Tensor
+    attention: DecodeAttention, like: torch.Tensor, heads: tuple[int, int]
 ) -> list[tuple[int, float]]:
     """Decode attention by KV tokens, in rows of up to 256, all in the scratch block."""
     points = []
     for tokens in _KV_TOKENS:
         decodes = _decodes(tokens, 1)
-        q = like.new_zeros(len(decodes.slots), plan.model.num_q_heads, plan.model.head_dim)
+        q = like.new_zeros(len(decodes.slots), *heads)
         out = torch.empty_like(q)
         attention.begin(decodes)
         points.append((tokens, timed(partial(attention.run, 0, q, out))))
@@ -78,8 +80,8 @@ def host_times(plan: Plan, attention: DecodeAttention, pool: HostPool) -> list[t
     for tokens in sorted({*_KV_TOKENS, *largest}):
         decodes = _decodes(tokens, num_blocks)
         rows, slots = len(decodes.slots), torch.from_numpy(decodes.slots)
-        q = pool.blocks.new_zeros(rows, model.num_q_heads, model.head_dim)
-        k, out = q[:, : model.num_kv_heads].contiguous(), torch.empty_like(q)
+        q = pool.blocks.new_zeros(rows, model.num_q_heads // plan.cpu.tp, model.head_dim)
+        k, out = q[:, : pool.blocks.shape[3]].contiguous(), torch.empty_like(q)
         layers = cycle(range(model.num_layers))
         attention.begin(decodes)
         once = partial(_append_and_attend, attention, pool, layers, slots, q, k, out)

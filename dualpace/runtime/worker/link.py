@@ -49,17 +49,18 @@ class Link:
         lifeline: socket.socket,
         assist: AssistBuffer,
         host_pool: memoryview,
-        other_doorbell: int,
+        other_doorbells: Sequence[int],
         lockstep: LockstepBuffer | None = None,
         peers: Peers | None = None,
     ) -> None:
+        """other_doorbells: of the other side's ranks."""
         self.lockstep = lockstep
         self.peers = peers  # None: a group of one
         self.rank = 0 if peers is None else peers.rank
         self.assist = assist
         self.host_pool = host_pool
         self.doorbell = channel.bell_down
-        self.other_doorbell = other_doorbell
+        self.other_doorbells = other_doorbells
         self._channel = channel
         self._lifeline = lifeline
         self._outbox: deque[Message] = deque()
@@ -87,8 +88,14 @@ class Link:
             lockstep = LockstepBuffer(region, lockstep_layout(plan))
         kind = cls if rank == 0 else FollowerLink
         peers = _peers(rank, ranks_of(plan, role), fds)
-        bell = fds["other_doorbell"]
-        return kind(channel, lifeline, assist, host_pool, bell, lockstep, peers)
+        others = ranks_of(plan, "cpu" if role == "gpu" else "gpu")
+        bells = [fds[f"other_bell_{other}"] for other in range(others)]
+        return kind(channel, lifeline, assist, host_pool, bells, lockstep, peers)
+
+    @property
+    def other_doorbell(self) -> int:
+        """Of the other side's rank that speaks for all."""
+        return self.other_doorbells[0]
 
     def wait(self, block: bool) -> None:
         """Returns when the doorbell has been rung (at once unless `block`) and silences it.

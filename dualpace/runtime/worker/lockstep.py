@@ -17,12 +17,14 @@ from torch import Tensor
 from dualpace.cpu.append import kv_append
 from dualpace.graphs.executor import Stages
 from dualpace.runtime.assist import AssistLostError
-from dualpace.runtime.lockstep import SUB_BATCHES, LockstepBuffer, tag
+from dualpace.runtime.kv.overlaps import Overlap
+from dualpace.runtime.lockstep import SUB_BATCHES, tag
 from dualpace.runtime.messages import GpuBatch, StepDone
 from dualpace.runtime.worker.accelerator import Tasks
 from dualpace.runtime.worker.activations import sampling_rows
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.copies import CopyEvent, Event
+from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.rows import CpuWork, gpu_work, host_work, num_own_rows
@@ -31,36 +33,17 @@ from dualpace.runtime.worker.stand_in import StandInRounds
 _LOOKS = 200  # at a word between two of the link, which is a system call
 
 
-class Exchange:
-    """Tensors of the shared buffer by sub-batch: q, out [rows, N, D], k, v [rows, K, D]."""
-
-    def __init__(self, buffer: LockstepBuffer, head_dim: int, dtype: torch.dtype) -> None:
-        self.buffer = buffer
-        rows = buffer.layout.max_rows
-
-        def views(name: str, width: int) -> list[Tensor]:
-            count = rows * width
-            return [
-                torch.frombuffer(buffer.bytes_of(place, name), dtype=dtype, count=count).view(
-                    rows, -1, head_dim
-                )
-                for place in range(SUB_BATCHES)
-            ]
-
-        self.q, self.out = (views(name, buffer.layout.q_width) for name in ("q", "out"))
-        self.k, self.v = (views(name, buffer.layout.kv_width) for name in ("k", "v"))
-
-
 @dataclass(slots=True, frozen=True)
 class Answered:
     """The event that the CPU worker has attended to one layer of a sub-batch; it rings."""
 
-    buffer: LockstepBuffer
+    exchange: Exchange
     place: int
     number: int
 
     def is_done(self) -> bool:
-        return self.buffer.is_answered(self.place, self.number)
+        exchange = self.exchange
+        return exchange.buffer.is_answered(self.place, self.number, exchange.hosts)
 
 
 @dataclass(slots=True)
@@ -85,8 +68,8 @@ class LockstepRounds:
     ) -> None:
         self._rounds = rounds
         self._stages = stages
-        self._link = link
         self._exchange = exchange
+        self._bells = [link.other_doorbells[host] for host in exchange.hosts]
         self._num_layers = layers
 
     def ready(self) -> None:
@@ -151,8 +134,8 @@ class LockstepRounds:
         exchange, number = self._exchange, tag(step, layer, self._num_layers)
         for shared, part in ((exchange.q, q), (exchange.k, k), (exchange.v, v)):
             shared[place][:rows] = part
-        exchange.buffer.ask(place, number, self._link.other_doorbell)
-        batch.answer = Answered(exchange.buffer, place, number)
+        exchange.buffer.ask(place, number, self._bells, exchange.rank)
+        batch.answer = Answered(exchange, place, number)
 
     def _blockers(self, batch: SubBatch) -> list[Event]:
         return [] if batch.answer is None else [batch.answer]
@@ -167,27 +150,70 @@ class LockstepRounds:
         return self._stages.post_layer(x, sampling_rows(batch.work.sampling)).numpy()
 
 
-class AttentionWorker:
-    """The CPU worker where the accelerator's rounds carry host rows: their K/V writes and
-    attention, layer by layer, as asked; no dense work.
+class HeadGroup:
+    """Heads that this CPU rank and one accelerator rank have in common: their part of the pool, and
+    of what is handed to and fro.
     """
 
     def __init__(
-        self,
-        link: Link,
-        pool: HostPool,
-        exchange: Exchange,
-        attentions: Sequence[DecodeAttention],
-        is_rung: bool,
+        self, pool: HostPool, exchange: Exchange, common: Overlap, num_threads: int
     ) -> None:
-        """`is_rung`: whoever asks and is answered rings, and is rung; a device writes and watches
-        words alone, so during a round this worker polls."""
+        """common: KV heads, `own` in the pool and `theirs` in the exchange."""
+        self.exchange = exchange
+        self.layers = [cache[:, :, common.own] for cache in pool.layers]
+        group = exchange.q[0].shape[1] // exchange.k[0].shape[1]  # query heads of a KV head
+        kv, num_kv_heads = common.theirs, self.layers[0].shape[2]
+        self._q, self._kv = slice(group * kv.start, group * kv.stop), kv
+        self._attentions = [  # one a sub-batch: each has a plan of its own
+            DecodeAttention(self.layers, group * num_kv_heads, num_threads)
+            for _ in range(SUB_BATCHES)
+        ]
+
+    def begin(self, place: int, work: CpuWork) -> "_Part":
+        """For the layers of one sub-batch."""
+        self._attentions[place].begin(work.decodes)
+        exchange, rows = self.exchange, len(work)
+        q, out = (part[place][:rows, self._q] for part in (exchange.q, exchange.out))
+        k, v = (part[place][:rows, self._kv] for part in (exchange.k, exchange.v))
+        slots = torch.from_numpy(work.decodes.slots)
+        return _Part(self, self._attentions[place], q, k, v, out, slots)
+
+
+@dataclass(slots=True, frozen=True)
+class _Part:
+    """One sub-batch's tensors of some heads, the same for all layers."""
+
+    heads: HeadGroup
+    attention: DecodeAttention
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    slots: Tensor
+
+    def run(self, layer: int) -> None:
+        kv_append(self.k, self.v, self.heads.layers[layer], self.slots)
+        self.attention.run(layer, self.q, self.out)
+
+
+class AttentionWorker:
+    """The CPU worker where the accelerator's rounds carry host rows: their K/V writes and
+    attention, layer by layer, as asked; no dense work, so its ranks need not know of each other.
+    """
+
+    def __init__(
+        self, link: Link, groups: Sequence[HeadGroup], num_layers: int, is_rung: bool
+    ) -> None:
+        """`groups`: this rank's heads, by the accelerator rank that asks for them. `is_rung`:
+        whoever asks and is answered rings, and is rung; a device writes and watches words alone, so
+        during a round this worker polls."""
         self._link = link
-        self._layers = pool.layers
-        self._exchange = exchange
-        self._attentions = attentions  # one a sub-batch: each has a plan of its own
+        self._groups = groups
+        self._num_layers = num_layers
+        self._buffer = groups[0].exchange.buffer
         self._looks = 1 if is_rung else _LOOKS
-        self._bell = link.other_doorbell if is_rung else None
+        askers = [group.exchange.rank for group in groups]
+        self._bells = [link.other_doorbells[asker] for asker in askers] if is_rung else []
 
     def ready(self) -> None:
         """Kernels are warm; nothing else is compiled."""
@@ -205,41 +231,22 @@ class AttentionWorker:
         """Returns when all layers of both sub-batches are answered. Raises AssistLostError when
         the accelerator's worker has been lost.
         """
-        parts = [
-            self._begin(place, work) for place, work in enumerate(host_work(batch)) if len(work)
-        ]
-        num_layers = len(self._layers)
-        for layer, cache in enumerate(self._layers):
-            for part in parts:
-                number = tag(batch.step, layer, num_layers)
-                self._wait_asked(part.place, number, batch.epoch)
-                kv_append(part.k, part.v, cache, part.slots)
-                self._attentions[part.place].run(layer, part.q, part.out)
-                self._exchange.buffer.answer(part.place, number, self._bell)
+        sub_batches = {
+            place: [heads.begin(place, work) for heads in self._groups]
+            for place, work in enumerate(host_work(batch))
+            if len(work)
+        }
+        for layer in range(self._num_layers):
+            number = tag(batch.step, layer, self._num_layers)
+            for place, parts in sub_batches.items():
+                for part in parts:
+                    self._wait_asked(place, number, part.heads.exchange.rank, batch.epoch)
+                    part.run(layer)
+                self._buffer.answer(place, number, self._bells, self._link.rank)
 
-    def _begin(self, place: int, work: CpuWork) -> "_Part":
-        self._attentions[place].begin(work.decodes)
-        exchange, rows = self._exchange, len(work)
-        q, k, v, out = (
-            part[place][:rows] for part in (exchange.q, exchange.k, exchange.v, exchange.out)
-        )
-        return _Part(place, q, k, v, out, torch.from_numpy(work.decodes.slots))
-
-    def _wait_asked(self, place: int, number: int, epoch: int) -> None:
-        buffer = self._exchange.buffer
-        while not any(buffer.is_asked(place, number) for _ in range(self._looks)):
+    def _wait_asked(self, place: int, number: int, asker: int, epoch: int) -> None:
+        buffer = self._buffer
+        while not any(buffer.is_asked(place, number, asker) for _ in range(self._looks)):
             if self._link.assist.epoch != epoch:
                 raise AssistLostError
-            self._link.wait(block=self._bell is not None)
-
-
-@dataclass(slots=True, frozen=True)
-class _Part:
-    """One sub-batch's tensors, the same for all layers."""
-
-    place: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    out: Tensor
-    slots: Tensor
+            self._link.wait(block=bool(self._bells))

@@ -23,6 +23,7 @@ from dualpace.runtime.worker.accelerator import (
     Rounds,
     Transfers,
 )
+from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.kv_pools import HostPart, HostPool
 from dualpace.runtime.worker.link import Link, Peers
 
@@ -88,6 +89,25 @@ def order_of(link: Link) -> OrderLeader | OrderFollower | None:
     return OrderLeader(order, peers.bells[1:], link.is_alive)
 
 
+def exchange_of(plan: Plan, link: Link, rank: int) -> Exchange:
+    """Accelerator rank `rank`'s part of what lockstep rounds hand to and fro."""
+    assert link.lockstep is not None
+    hosts = [part.other for part in _heads(plan, rank, plan.gpu.tp, plan.cpu.tp)]
+    model = plan.model
+    return Exchange(link.lockstep, model.head_dim, DTYPES[model.dtype], rank, hosts)
+
+
+def common_heads(plan: Plan, link: Link) -> list[tuple[Exchange, Overlap]]:
+    """The accelerator's parts that this CPU rank attends for, and which KV heads of each: `own` in
+    this rank's pool, `theirs` in the part."""
+    parts = _heads(plan, link.rank, plan.cpu.tp, plan.gpu.tp)
+    return [(exchange_of(plan, link, part.other), part) for part in parts]
+
+
+def _heads(plan: Plan, rank: int, size: int, other_size: int) -> tuple[Overlap, ...]:
+    return overlaps(plan.model.num_kv_heads, rank, size, other_size)
+
+
 def attention_columns(plan: Plan, shard: Shard) -> tuple[Overlap, ...]:
     """Where this accelerator rank's attention lies among the columns that CPU ranks write."""
     width = plan.model.num_q_heads * plan.model.head_dim
@@ -106,5 +126,5 @@ def host_parts(plan: Plan, link: Link, shard: Shard) -> list[HostPart]:
     """Where in the host pool the heads of this accelerator rank lie."""
     return [
         HostPart(host_shard(plan, link, part.other), part)
-        for part in overlaps(plan.model.num_kv_heads, shard.rank, shard.size, plan.cpu.tp)
+        for part in _heads(plan, shard.rank, shard.size, plan.cpu.tp)
     ]

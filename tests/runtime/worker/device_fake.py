@@ -27,9 +27,9 @@ from dualpace.runtime.worker import build
 from dualpace.runtime.worker.accelerator import AcceleratorWorker
 from dualpace.runtime.worker.cuda import build as device_build
 from dualpace.runtime.worker.cuda import layer_times, lockstep, model, rounds, transfers
+from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.link import Link
-from dualpace.runtime.worker.lockstep import Exchange
 from dualpace.runtime.worker.progress import Progress
 from tests.runtime.worker import rig
 

@@ -207,11 +207,11 @@ class Rig:
 
     def _link(self, peer: Peer, other: Peer) -> Link:
         assist = AssistBuffer(self.assist_region, self.assist.layout)
-        host, bell = self.host_region.view, other.channel.bell_down
+        host, bells = self.host_region.view, [other.channel.bell_down]
         lockstep = None
         if self.lockstep_region is not None:
             lockstep = LockstepBuffer(self.lockstep_region, lockstep_layout(self.plan))
-        return Link(peer.channel, peer.theirs, assist, host, bell, lockstep)
+        return Link(peer.channel, peer.theirs, assist, host, bells, lockstep)
 
     def close(self) -> None:
         if isinstance(self.copies, HeldCopies):

@@ -35,7 +35,7 @@ class Process:
             "channel": self.channel.region.fd,
             "bell_down": self.channel.bell_down,
             "bell_up": self.channel.bell_up,
-            "other_doorbell": self.other,
+            "other_bell_0": self.other,
             "assist": self.regions[0].fd,
             "host_pool": self.regions[1].fd,
         }
@@ -157,7 +157,7 @@ channel = Channel.create("channel", channel_size(plan, "cpu"))
 assist = SharedRegion.create("assist", assist_layout(plan).nbytes)
 host = SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_pool_blocks))
 fds = dict(channel=channel.region.fd, bell_down=channel.bell_down, bell_up=channel.bell_up,
-           other_doorbell=eventfd(), assist=assist.fd, host_pool=host.fd)
+           other_bell_0=eventfd(), assist=assist.fd, host_pool=host.fd)
 process, lifeline = start_process(
     plan.runtime.worker_module, ["--role", "cpu", "--fds", json.dumps(fds)], list(fds.values()), {})
 send(lifeline, Hello(plan.to_json()))

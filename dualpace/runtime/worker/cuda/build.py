@@ -36,13 +36,14 @@ from dualpace.runtime.worker.cuda.layer_times import device_times
 from dualpace.runtime.worker.cuda.lockstep import HostLink, PairedRounds
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, RegisteredPool, WriteOut
+from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.kv_pools import AcceleratorPool
 from dualpace.runtime.worker.link import Link
-from dualpace.runtime.worker.lockstep import Exchange
 from dualpace.runtime.worker.progress import Progress
 from dualpace.runtime.worker.ranks import (
     Ranks,
     attention_columns,
+    exchange_of,
     host_parts,
     join,
     make_worker,
@@ -116,7 +117,7 @@ def build_device(
             )
     served: Rounds = rounds
     if link.lockstep is not None:
-        served = _paired(plan, Exchange(link.lockstep, spec.head_dim, dtype), rounds, progress)
+        served = _paired(plan, exchange_of(plan, link, link.rank), rounds, progress)
     torch.cuda.synchronize()
     progress.bytes["gpu_allocated"] = torch.cuda.memory_allocated()
     return make_worker(link, served, transfers, assists)
@@ -136,6 +137,8 @@ def _paired(
     with progress.phase("layer_times", "timing a layer"):
         progress.layer_times = device_times(model, lanes[0], link)
     with progress.phase("warm_up_lanes", "warming up"):
+        # Ranks share the answers: none has ended before all have asked for the last time, since
+        # what follows adds up.
         exchange.buffer.answer_all(True)
         for batch in _warm_up_pairs(model.buckets, plan.cpu.max_batch_size):
             _run(paired, batch)

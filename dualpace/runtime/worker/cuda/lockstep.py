@@ -26,7 +26,7 @@ from dualpace.runtime.worker.cuda import batches
 from dualpace.runtime.worker.cuda.events import DeviceEvent
 from dualpace.runtime.worker.cuda.model import DeviceModel
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds, Launched, OwnAttention, Tasks
-from dualpace.runtime.worker.lockstep import Exchange
+from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.rows import CpuWork, GpuWork, gpu_work, host_work, num_own_rows
 
 _PAGE = 4096
@@ -41,10 +41,11 @@ class HostLink:
         memory = torch.frombuffer(buffer.memory, dtype=torch.uint8)
         self._registered = HostMemory(memory, _PAGE)
         self._exchange, self._words, self._num_layers = exchange, words, num_layers
-        self._asked, self._answered = (
-            [memory.data_ptr() + at for at in places]
-            for places in (buffer.asked_at, buffer.answered_at)
-        )
+        start = memory.data_ptr()
+        self._asked = [start + ranks[exchange.rank] for ranks in buffer.asked_at]
+        self._answered = [
+            [start + ranks[host] for host in exchange.hosts] for ranks in buffer.answered_at
+        ]
         self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
 
     def ask(self, place: int, step: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -59,7 +60,8 @@ class HostLink:
         the event of its arrival."""
         if after is not None:
             after.holds(self._in)
-        self._words.wait(self._in, self._answered[place], tag(step, layer, self._num_layers))
+        for word in self._answered[place]:
+            self._words.wait(self._in, word, tag(step, layer, self._num_layers))
         self._copy_in(place, attn)
         return DeviceEvent(self._in)
 
