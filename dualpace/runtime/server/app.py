@@ -4,10 +4,11 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from dualpace.runtime.server import errors
+from dualpace.runtime.server.body import read
 from dualpace.runtime.server.body_limit import BodyLimit
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.service import Service
@@ -21,12 +22,12 @@ def build_app(service: Service) -> FastAPI:
     created = int(time.time())
 
     @app.post("/v1/completions")
-    async def completions(request: CompletionRequest) -> Response:
-        return Answer(await service.completion(request))
+    async def completions(request: Request) -> Response:
+        return Answer(await service.completion(await read(request, CompletionRequest)))
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(request: ChatRequest) -> Response:
-        return Answer(await service.chat(request))
+    async def chat_completions(request: Request) -> Response:
+        return Answer(await service.chat(await read(request, ChatRequest)))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -1,37 +1,17 @@
 """Every failure as OpenAI's clients expect it: `{"error": {message, type, param, code}}`."""
 
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from dualpace.graphs.chat import ChatError
 from dualpace.runtime.engine_client import EngineGone, RequestRefused
 from dualpace.runtime.sampling_params import InvalidParameter
-
-# What a field of several types takes; the validator alone would complain once for each of them.
-_EXPECTED = {
-    "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
-    "stop": "a string or a list of strings",
-    "content": "a string or a list of text parts",
-}
-# By the validator's kind of complaint.
-_TYPES = {
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "int_parsing_size": "an integer of usual size",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "list_type": "a list",
-    "model_attributes_type": "an object",
-}
-_ROUTES = (
-    "POST /v1/completions, POST /v1/chat/completions, GET /v1/models, /health, /ready, /metrics"
-)
 
 
 class APIError(Exception):
@@ -43,7 +23,7 @@ class APIError(Exception):
         # Half a surrogate pair, quoted from a request, could not be sent back.
         super().__init__(message.encode(errors="replace").decode())
         self.status = status
-        self.param = param
+        self.param = param if param is None else param.encode(errors="replace").decode()
         self.code = code
 
     def body(self) -> dict[str, Any]:
@@ -52,8 +32,9 @@ class APIError(Exception):
             "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         }
 
-    def response(self) -> JSONResponse:
-        headers = {"Retry-After": "1"} if self.status == 503 else None
+    def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        if self.status == 503:
+            headers = {"Retry-After": "1"}
         return JSONResponse(self.body(), self.status, headers)
 
 
@@ -72,52 +53,10 @@ def as_api_error(error: Exception) -> APIError:
             return APIError(400, str(error), "prompt", "request_refused")
         case EngineGone():
             return APIError(503, f"The request was given up: {error}.", code="engine_gone")
-        case RequestValidationError():
-            return _of_validation(error)
-        case HTTPException(status_code=400):
-            return _of_unreadable(error.__cause__)
-        case HTTPException(status_code=404 | 405):
-            return APIError(error.status_code, f"This server has {_ROUTES}.", None, "no_such_route")
         case HTTPException():
             return APIError(error.status_code, str(error.detail))
         case _:
             return APIError(500, "The server met an error of its own; its log says more.")
-
-
-def _of_validation(error: RequestValidationError) -> APIError:
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"][1:]]  # without "body"
-    if not location and first["type"] in ("missing", "model_attributes_type"):
-        text = "The body must be a JSON object, sent with Content-Type: application/json."
-        return APIError(400, text, None, "json")
-    if first["type"] == "json_invalid":
-        return APIError(400, f"The body is not valid JSON: {first['ctx']['error']}.", None, "json")
-    if first["type"] == "missing":
-        param = ".".join(location)
-        return APIError(400, f"'{param}' is missing.", param, "missing_required_parameter")
-    for depth, part in enumerate(location):
-        if part in _EXPECTED:
-            param = ".".join(location[: depth + 1])
-            return APIError(400, f"'{param}' must be {_EXPECTED[part]}.", param, "invalid_type")
-    param = ".".join(location) or "body"
-    expected = _TYPES.get(first["type"])
-    text = f"'{param}' must be {expected}." if expected else f"'{param}': {first['msg']}."
-    return APIError(400, text, param, "invalid_type")
-
-
-def _of_unreadable(cause: BaseException | None) -> APIError:
-    """A body that stopped the JSON parser before it could say where."""
-    match cause:
-        case APIError():  # of the body's size, met while reading it
-            return cause
-        case UnicodeDecodeError():
-            byte = cause.object[cause.start]
-            text = f"The body is not UTF-8 text: byte {cause.start} is {byte:#04x}."
-        case RecursionError():
-            text = "The body is nested too deeply."
-        case _:
-            text = "The body cannot be read as JSON."
-    return APIError(400, text, None, "json")
 
 
 def install(app: FastAPI) -> None:
@@ -126,14 +65,43 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
 
+    async def no_route(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        path: str = request.scope["path"]
+        if error.status_code == 404:
+            return _no_route(path, routes(app)).response()
+        takes = (error.headers or {}).get("Allow", "another method")
+        text = f"{path} takes {takes}, not {request.method}."
+        return APIError(405, text, None, "method_not_allowed").response(error.headers)
+
     for kind in (
         APIError,
         InvalidParameter,
         ChatError,
         RequestRefused,
         EngineGone,
-        RequestValidationError,
         HTTPException,
         Exception,
     ):
         app.add_exception_handler(kind, answer)
+    for status in (404, 405):
+        app.add_exception_handler(status, no_route)
+
+
+def routes(app: FastAPI) -> dict[str, list[str]]:
+    """The methods of each path that `app` answers, but HEAD."""
+    found: dict[str, list[str]] = {}
+    for route in app.routes:
+        if isinstance(route, Route):
+            methods = sorted((route.methods or set()) - {"HEAD"})
+            found.setdefault(route.path.replace("{model:path}", "MODEL"), []).extend(methods)
+    return found
+
+
+def _no_route(path: str, there: Mapping[str, Sequence[str]]) -> APIError:
+    near = [each for each in there if each.endswith(path.rstrip("/")) and path.strip("/")]
+    near = near or difflib.get_close_matches(path, there, 1, 0.75)
+    hint = f": did you mean {near[0]}?" if near else "."
+    every = ", ".join(f"{' '.join(methods)} {each}" for each, methods in there.items())
+    text = f"This server has no route {path}{hint} It has {every}."
+    return APIError(404, text, None, "no_such_route")

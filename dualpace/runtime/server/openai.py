@@ -5,13 +5,14 @@ clients send those; anything else would be ignored silently, which is worse than
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 from dualpace.runtime.server.errors import APIError
 
+from dualpace.runtime.server.wording import shown
 MAX_CHOICES = 128  # answers to one prompt
 MAX_ANSWERS = 1024  # of one request
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -68,7 +69,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "verbosity": [],
     "web_search_options": [],
 }
-_MESSAGE_NEUTRAL: Sequence[Any] = [[], ""]
 
 
 def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
@@ -80,8 +80,8 @@ def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
 
 def _unsupported(param: str, value: Any) -> APIError:
     text = f"The parameter '{param}' is not supported by this server; leave it out."
-    if _is_one_of(value, [True, False]) or isinstance(value, int | float | str):
-        text = f"{param}={value!r} is not supported by this server; leave '{param}' out."
+    if isinstance(value, bool | int | float | str):
+        text = f"{param}={shown(value)} is not supported by this server; leave '{param}' out."
     return APIError(400, text, param, "unsupported_parameter")
 
 
@@ -179,37 +179,6 @@ class CompletionRequest(_Sampled):
         return prompts
 
 
-class TextPart(_Strict):
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-
-    def for_template(self, at: int) -> dict[str, str]:
-        """As chat templates read it. Raises APIError for what is no plain text."""
-        where = f"messages.{at}"
-        if self.role in ("tool", "function"):
-            raise _unsupported(f"{where}.role", self.role)
-        for name, value in (self.model_extra or {}).items():
-            if value is not None and not _is_one_of(value, _MESSAGE_NEUTRAL):
-                raise _unsupported(f"{where}.{name}", value)
-        content = self.content
-        if content is None:
-            raise APIError(400, f"'{where}.content' is missing.", f"{where}.content")
-        if not isinstance(content, str):
-            for part in content:
-                if part.type != "text":
-                    raise _unsupported(f"{where}.content.type", part.type)
-            content = "\n".join(part.text or "" for part in content)
-        # "developer" is the newer word for the same thing; templates know the older one.
-        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return message | ({"name": self.name} if self.name is not None else {})
-
-
 class ChatRequest(_Sampled):
     """POST /v1/chat/completions"""
 
@@ -219,8 +188,3 @@ class ChatRequest(_Sampled):
     def params(self) -> SamplingParams:
         limit = self.max_completion_tokens
         return self.sampling(self.max_tokens if limit is None else limit)
-
-    def conversation(self) -> list[dict[str, str]]:
-        if not self.messages:
-            raise InvalidParameter("messages", "messages is empty: send at least one.")
-        return [message.for_template(at) for at, message in enumerate(self.messages)]

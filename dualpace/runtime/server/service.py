@@ -17,6 +17,7 @@ from dualpace.runtime.generation import (
     merge,
 )
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+from dualpace.runtime.server.conversation import conversation
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.health import Condition, condition
 from dualpace.runtime.server.metrics import Metrics
@@ -99,7 +100,7 @@ class Service:
         tokenizer = self.admit(request.model)
         request.check()
         params = request.params()
-        messages = request.conversation()
+        messages = conversation(request.messages)
         size = sum(len(message["content"]) for message in messages)
         prompt = await _off_loop(size, encode_chat, tokenizer, messages, self._max_context)
         return self._job(ChatShape(), tokenizer, [prompt], params, request, arrival_s)

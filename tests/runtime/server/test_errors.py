@@ -8,6 +8,9 @@ import httpx
 import openai
 import pytest
 
+PROMPTS = "a string, a list of strings, a list of token ids or a list of such lists"
+TEXT = {"type": "text", "text": "a"}
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 COMPLETION = {"model": "tiny", "prompt": "hi"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -118,7 +121,6 @@ def test_values_that_ask_for_nothing_pass(server):
         ("n", 1000),
         ("stop", ""),
         ("stop", ["ok", ""]),
-        ("stop", [1]),
         ("stop", [str(i) for i in range(17)]),
         ("stream", "yes"),
         ("ignore_eos", 1),
@@ -128,8 +130,6 @@ def test_values_that_ask_for_nothing_pass(server):
         ("prompt", []),
         ("prompt", [[]]),
         ("prompt", 5),
-        ("prompt", [1, "x"]),
-        ("prompt", [1.5]),
         ("prompt", [-1]),
         ("prompt", [257]),
         ("model", 3),
@@ -144,38 +144,57 @@ def test_bad_values_name_their_parameter(server, param, value):
 @pytest.mark.parametrize(
     ("param", "value", "sentence"),
     [
-        ("model", 3, "'model' must be a string."),
-        ("stream", "yes", "'stream' must be true or false."),
-        ("max_tokens", 2.5, "'max_tokens' must be an integer."),
-        ("top_p", "high", "'top_p' must be a number."),
-        ("stream_options", [1], "'stream_options' must be an object."),
+        ("model", 3, "'model' must be a string, not 3."),
+        ("stream", "yes", "'stream' must be true or false, not \"yes\"."),
+        ("max_tokens", 2.5, "'max_tokens' must be an integer, not 2.5."),
+        ("top_p", True, "'top_p' must be a number, not true."),
+        ("stream_options", [1], "'stream_options' must be an object, not a list."),
+        ("prompt", 5, f"'prompt' must be {PROMPTS}."),
+        (
+            "prompt",
+            ["a", None],
+            f"'prompt[1]' must be a string, not null: 'prompt' takes {PROMPTS}.",
+        ),
+        ("echo", True, "echo=true is not supported by this server; leave 'echo' out."),
+        ("suffix", "x", "suffix=\"x\" is not supported by this server; leave 'suffix' out."),
     ],
 )
-def test_types_are_said_in_words(server, param, value, sentence):
+def test_types_and_values_are_said_in_words_and_as_json(server, param, value, sentence):
     assert refusal(post(server, "completions", {**COMPLETION, param: value}))["message"] == sentence
 
 
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages.0.role"),
-        ({"role": "king", "content": "x"}, "messages.0.role"),
-        ({"role": "user"}, "messages.0.content"),
-        ({"role": "user", "content": 5}, "messages.0.content"),
-        ({"content": "x"}, "messages.0.role"),
-        (
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
-            "messages.0.content.type",
-        ),
-        (
-            {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
-            "messages.0.tool_calls",
-        ),
+        ({"role": "tool", "content": "x"}, "[1].role"),
+        ({"role": "king", "content": "x"}, "[1].role"),
+        ({"role": "user"}, "[1].content"),
+        ({"role": "user", "content": 5}, "[1].content"),
+        ({"content": "x"}, "[1].role"),
+        ("hello", "[1]"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "[1].tool_calls"),
+        ({"role": "user", "content": [TEXT, IMAGE]}, "[1].content[1]"),
+        ({"role": "user", "content": [TEXT, "x"]}, "[1].content[1]"),
+        ({"role": "user", "content": [{"text": "x"}]}, "[1].content[0].type"),
+        ({"role": "user", "content": [TEXT, {"type": "text"}]}, "[1].content[1].text"),
+        ({"role": "user", "content": [TEXT, {**TEXT, "text": 5}]}, "[1].content[1].text"),
+        ({"role": "user", "content": [{**TEXT, "colour": "red"}]}, "[1].content[0].colour"),
     ],
 )
-def test_bad_messages(server, message, param):
-    error = refusal(post(server, "chat/completions", {**CHAT, "messages": [message]}))
-    assert error["param"] == param
+def test_a_bad_message_is_named_to_its_part(server, message, param):
+    messages = [{"role": "system", "content": "x"}, message]
+    error = refusal(post(server, "chat/completions", {**CHAT, "messages": messages}))
+    assert error["param"] == f"messages{param}" and f"'messages{param}'" in error["message"]
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize(("content", "said"), [(None, "null"), ([], "an empty list")])
+def test_a_message_without_text_is_refused_as_such(server, role, content, said):
+    messages = [{"role": role, "content": content}, {"role": "user", "content": "x"}]
+    error = refusal(post(server, "chat/completions", {**CHAT, "messages": messages}))
+    assert error["message"] == (
+        f"'messages[0].content' must be a string or a list of text parts, not {said}."
+    )
 
 
 def test_messages_that_the_template_refuses(server):
@@ -195,12 +214,22 @@ def test_missing_fields(server):
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("{", "not valid JSON"),
-        ("", "must be a JSON object"),
+        ("{", "it ends too early, at line 1, column 2"),
+        ('{"prompt": "h', "a string is never closed that begins at line 1, column 12"),
+        ('{"prompt": "hi",\n"stop": None}', "null is written None, as Python does, at line 2"),
+        ('{"prompt": "hi", "stream": True}', "true is written True"),
+        ("{'prompt': 'hi'}", "a string stands in ' instead of \" at line 1, column 2"),
+        ('{"prompt": "hi",}', "a comma stands after the last entry"),
+        ('{"prompt": "h\ni"}', "a line break or tab stands inside of a string"),
+        ('{"prompt": "hi"}}', "more follows after the object's end at line 1, column 17"),
+        ('{"seed": 1' + "0" * 5000 + "}", "more than 4,300 digits"),
+        ("", "is empty: it must be a JSON object"),
         ("[1]", "must be a JSON object"),
         ('"text"', "must be a JSON object"),
         ('{"prompt": "hi", "top_p": NaN}', "top_p"),
-        (b'{"prompt": "\xff"}', "not UTF-8 text: byte 12 is 0xff"),
+        (b'{"prompt": "\xff"}', "not UTF-8 text: byte 12 is 0xff."),
+        (b"\xff\xfe{", "not UTF-8 text: byte 0 is 0xff (it looks like UTF-16)"),
+        ('{"prompt": "hi"}'.encode("utf-16-be"), "it looks like UTF-16 or UTF-32"),
         ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
     ],
 )
@@ -226,21 +255,49 @@ def test_a_prompt_that_fills_the_context(server, client):
     assert answer.usage.completion_tokens == 1
 
 
-@pytest.mark.parametrize("text", ["\\ud800", "fine \\udfff end"])
-def test_half_a_surrogate_pair_is_no_text(server, text):
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"prompt": "fine H end"}', "prompt"),
+        ('{"prompt": ["é", "H"]}', "prompt[1]"),
+        ('{"prompt": "hi", "stop": "H"}', "stop"),
+        ('{"prompt": "hi", "stop": ["a", "H"]}', "stop[1]"),
+        ('{"prompt": "hi", "model": "H"}', "model"),
+        ('{"prompt": "hi", "user": "H"}', "user"),
+        ('{"prompt": "hi", "logit_bias": {"H": 1}}', "logit_bias.?"),
+        ('{"messages": [{"role": "user", "content": "H"}]}', "messages[0].content"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}]}]}',
+            "messages[0].content[0].text",
+        ),
+    ],
+)
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff"])
+def test_half_a_surrogate_pair_is_no_text(server, body, param, half):
     """JSON can spell it, no text can hold it; the answer must not quote it either."""
+    route = "chat/completions" if "messages" in body else "completions"
     headers = {"Content-Type": "application/json"}
-    message = f'[{{"role": "user", "content": "{text}"}}]'
-    for route, body, param in [
-        ("completions", f'{{"model": "tiny", "prompt": "{text}"}}', "prompt"),
-        ("chat/completions", f'{{"model": "tiny", "messages": {message}}}', "prompt"),
-    ]:
-        answer = server.http.post(f"/v1/{route}", content=body, headers=headers)
-        assert refusal(answer)["param"] == param
-    answer = server.http.post(
-        "/v1/completions", content=f'{{"model": "{text}", "prompt": "hi"}}', headers=headers
+    answer = server.http.post(f"/v1/{route}", content=body.replace("H", half), headers=headers)
+    error = refusal(answer)
+    assert error["param"] == param and "half a surrogate pair" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "sent with Content-Type: application/json."),
+        ({"Content-Type": "text/plain; charset=utf-8"}, "not text/plain."),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "gzip: send it as it"),
+    ],
+)
+def test_bodies_are_announced_as_what_they_are(server, headers, said):
+    body = b'{"prompt": "hi"}'
+    assert (
+        said
+        in refusal(server.http.post("/v1/completions", content=body, headers=headers))["message"]
     )
-    assert refusal(answer, 404)["param"] == "model"
+    given = {"Content-Type": "application/json; charset=utf-8"}
+    assert server.http.post("/v1/completions", content=body, headers=given).status_code == 200
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(server):
@@ -249,12 +306,39 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(server):
     assert "3000000 characters" in error["message"]
 
 
-def test_unknown_model_and_route(server, client):
+def test_unknown_model(server, client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="gpt-9", prompt="hi")
     assert caught.value.code == "model_not_found"
-    assert "POST /v1/completions" in refusal(server.http.get("/v1/nothing"), 404)["message"]
-    assert "POST /v1/completions" in refusal(server.http.get("/v1/completions"), 405)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/nothing", "no route /v1/nothing. It has POST /v1/completions, "),
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/completion", "did you mean /v1/completions?"),
+        ("//v1/models", "did you mean /v1/models?"),
+    ],
+)
+def test_an_unknown_route_is_answered_with_those_there_are(server, path, hint):
+    error = refusal(server.http.post(f"{server.url}{path}"), 404)
+    assert error["code"] == "no_such_route" and hint in error["message"]
+    for route in ("POST /v1/chat/completions", "GET /v1/models/MODEL", "GET /metrics"):
+        assert route in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models/tiny", "GET")],
+)
+def test_a_wrong_method_names_the_right_one(server, method, path, allowed):
+    answer = server.http.request(method, path)
+    assert refusal(answer, 405)["message"] == f"{path} takes {allowed}, not {method}."
+    assert answer.headers["allow"] == allowed
+
+
+def test_probes_may_use_head(server):
     assert server.http.head("/ready").status_code == server.http.head("/health").status_code == 200
 
 
