@@ -112,6 +112,7 @@ class Simulation:
             self._next_event()
             self._start_gpu()
             self._start_cpu()
+            self._start_gpu()  # if it is still idle: the CPU may have yielded what it wants
         return [self.records[r.id] for r in self._arrivals]
 
     # Events

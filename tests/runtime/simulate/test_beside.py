@@ -17,10 +17,10 @@ from dualpace.settings.schema import SimulateConfig
 WAIT_S, STRETCH, LOSS = 0.0006, 1.5, 0.25
 MACHINE = [
     "workload=lognormal",
-    "workload.num_requests=24",
+    "workload.num_requests=32",
     "workload.rate=inf",
     "workload.max_len=4096",
-    "kv.gpu_blocks=500",
+    "kv.gpu_blocks=300",
     "kv.host_blocks=4000",
     f"simulated.assist.beside_wait_ms={1e3 * WAIT_S}",
     f"simulated.assist.beside_stretch={STRETCH}",
@@ -98,6 +98,12 @@ def test_the_less_the_main_batch_loses_the_more_the_host_tier_brings() -> None:
     assert rate("assist.mode=boundary") == rate(loss=None)
 
 
+def test_a_request_that_the_cpu_yields_last_of_all_is_swapped_in() -> None:
+    """When everybody else is gone no event follows the CPU's look, and HBM is free."""
+    host = ["policy.host_admission=always", "workload.num_requests=24"]
+    assert simulate(config(*host, loss=0.9))["completed"] == 24
+
+
 def test_a_profile_without_that_number_is_simulated_between_stages() -> None:
     assert simulate(config())["assist_mode"] == "stream"
     assert simulate(config(loss=None))["assist_mode"] == "boundary"
@@ -107,7 +113,7 @@ def test_a_profile_without_that_number_is_simulated_between_stages() -> None:
 def test_rates_of_a_window_are_those_of_its_tokens() -> None:
     made = config("window=[0,1e6]")
     result = simulate(made)
-    assert result["window_requests_per_s"] == pytest.approx(24 / 1e6)
+    assert result["window_requests_per_s"] == pytest.approx(32 / 1e6)
     tokens = result["total_output_tokens"]
     assert result["window_output_tokens_per_s"] == pytest.approx(tokens / 1e6)
     half = simulate(config(f"window=[0,{result['duration'] / 2}]"))
