@@ -100,8 +100,9 @@ def test_the_less_the_main_batch_loses_the_more_the_host_tier_brings() -> None:
 
 def test_a_request_that_the_cpu_yields_last_of_all_is_swapped_in() -> None:
     """When everybody else is gone no event follows the CPU's look, and HBM is free."""
+    fused = ["assist.post_attention_limit=0", "assist.post_layer_limit=0"]
     host = ["policy.host_admission=always", "workload.num_requests=24"]
-    assert simulate(config(*host, loss=0.9))["completed"] == 24
+    assert simulate(config(*fused, *host, loss=0.9))["completed"] == 24
 
 
 def test_a_profile_without_that_number_is_simulated_between_stages() -> None:

@@ -190,5 +190,3 @@ def test_a_pause_counts_only_while_somebody_is_on_the_host() -> None:
         pauses.note(now, advanced, resident)
     assert pauses.longest_s == pytest.approx(2.5)
     assert pauses.long == [(6.0, 8.5)]
-
-
