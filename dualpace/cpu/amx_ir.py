@@ -116,7 +116,7 @@ def release(builder: ir.IRBuilder, native: bool) -> None:
 @dataclass(frozen=True)
 class Shape:
     """How the tile registers are used: `rows` x `columns` tiles of sums, `columns` of weights, and
-    one that all activations pass through.
+    one that all activations pass through. No rows: no tile registers (VECTORS).
 
     One, since two or four were slower: a core whose other hyperthread is busy seems to have no
     registers left to rename loaded tiles to, and then a load into a register that has just been
@@ -128,6 +128,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         assert self.columns in (1, 2) and self.rows * self.columns + self.columns + 1 <= 8
+
+
+VECTORS = Shape(0, 2)  # none of them: vector_gemm_ir
 
 
 def tile_function(module: ir.Module, shape: Shape, native: bool) -> ir.Function:

@@ -11,6 +11,7 @@ import struct
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dualpace.cpu import amx_probe, append_kernel
@@ -88,7 +89,7 @@ class PagedDecoder:
             raise ValueError("this CPU has no bf16 instructions, which the kernel was chosen for")
         if self._shape.tiles and self._shape.native and not amx_probe.request_permission():
             raise ValueError("the tile unit, which the kernel was chosen for, cannot be used here")
-        self._function = kernel.decode_kernel(self._shape)
+        self.function = kernel.decode_kernel(self._shape)
         self._block = np.zeros(kernel.NUM_FIELDS, np.int64)
         if self._shape.tiles:
             self._config = np.frombuffer(tile_config(self._shape), np.uint8).copy()
@@ -121,7 +122,9 @@ class PagedDecoder:
         self._plan, self._block_tables, self._num_threads = plan, block_tables, plan.num_threads
         heads = plan.heads_per_item
         size = kernel.scratch_bytes(self._shape, heads)
-        self._scratch = _at_least(self._scratch, plan.num_threads * size // 4)
+        # In a chain of kernels all threads come by, whatever the plan has for them.
+        threads = max(plan.num_threads, torch.get_num_threads())
+        self._scratch = _at_least(self._scratch, threads * size // 4)
         self._partials = _at_least(
             self._partials, plan.num_slots * heads * self._shape.state_floats
         )
@@ -143,9 +146,14 @@ class PagedDecoder:
 
     def run(self, q: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """One layer: as `paged_decode`, with the plan and the block tables of the current round."""
+        block = self.fill(q, kv_cache, scale, out)
+        block[kernel.NEXT_CHUNK] = block[kernel.NEXT_THREAD] = 0
+        parallel(self.function, block.ctypes.data, self._num_threads)
+
+    def fill(self, q: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> NDArray[np.int64]:
+        """The argument block of `function` for what `run` would do; the next call replaces it."""
         self._check(q, kv_cache, out)
         block, size = self._block, q.element_size()
-        block[kernel.NEXT_CHUNK] = block[kernel.NEXT_THREAD] = 0
         block[kernel.QUERY] = q.data_ptr()
         block[kernel.QUERY_STRIDE] = q.stride(0) * size
         block[kernel.OUT] = out.data_ptr()
@@ -155,7 +163,7 @@ class PagedDecoder:
         block[kernel.VALUE_STRIDE] = kv_cache.stride(1) * size
         block[kernel.HEAD_STRIDE] = kv_cache.stride(2) * size
         (block[kernel.SCALE_BITS],) = struct.unpack("I", struct.pack("f", scale * _LOG2E))
-        parallel(self._function, block.ctypes.data, self._num_threads)
+        return block
 
     def _check(self, q: Tensor, kv_cache: Tensor, out: Tensor) -> None:
         plan = self._plan

@@ -1,15 +1,10 @@
-"""Post-attention of one layer as a whole on AMX tiles: O projection, residual, RMSNorm, gated MLP,
+"""Post-attention of one layer as a whole on tiles: O projection, residual, RMSNorm, gated MLP,
 residual, with every elementwise step inside a product's epilogue but the norm.
 
-A candidate executable beside compiled graphs, for bf16 weights without biases:
-`post_attention(attn, x, handle)` with a handle of `pack_post_attention`. It computes what a graph
-of the same stage does, through one operation that graphs can hold. This file knows nothing about
-models, and shares nothing with the graphs but that signature.
+For bf16 weights without biases. This file knows nothing about models or graphs.
 """
 
-import itertools
 import struct
-import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -21,9 +16,11 @@ from dualpace.cpu import gemm_kernel as gemm
 from dualpace.cpu import norm_kernel as kernel
 from dualpace.cpu.gemm import (
     MAX_ROWS,
+    TILES,
     Call,
     Epilogue,
     TileLinear,
+    Unit,
     count_tiles,
     fits,
     input_block,
@@ -40,31 +37,32 @@ class Rooms:
         self.tiles = Scratch()  # of the products
         self.rows = Scratch()  # between them
         self._calls: dict[Hashable, Any] = {}
-        self._addresses = self._now()
+        self._state = self.state
 
-    def calls(self, key: tuple[Hashable, ...], build: Callable[[], _Calls]) -> _Calls:
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Differs from what it was where calls that were made then are not right any more."""
+        return self.tiles.address, self.rows.address, torch.get_num_threads()
+
+    def calls(self, key: Hashable, build: Callable[[], _Calls]) -> _Calls:
         """What `build` makes, kept: calls of kernels over this memory, which layers of equal sizes
         share. `key` says what they are made for.
         """
-        key = (*key, torch.get_num_threads())
         while True:
-            if self._now() != self._addresses:  # the memory grew: nothing made before is right
-                self._calls, self._addresses = {}, self._now()
+            if self.state != self._state:
+                self._calls, self._state = {}, self.state
             if key in self._calls:
                 found: _Calls = self._calls[key]
                 return found
-            self._calls[key] = build()  # which may make it grow
-
-    def _now(self) -> tuple[int, int]:
-        return self.tiles.address, self.rows.address
+            self._calls[key] = build()  # which may make the memory grow
 
 
 class PostAttention:
     """attn [rows, A], x [rows, H] -> [rows, H], all bf16, for the weights of one layer.
 
     o [H, A], norm [H], gate_up [2 I, H] (gate first), down [H, I]; the matrices are copied.
-    native=False computes the same without a tile unit, slowly (tests). Raises ValueError for
-    weights that the tile product does not take, RuntimeError where there is no tile unit.
+    Raises ValueError for weights that the tile product does not take, RuntimeError where the unit
+    cannot be used.
     """
 
     def __init__(
@@ -75,13 +73,13 @@ class PostAttention:
         down: Tensor,
         eps: float,
         rooms: Rooms | None = None,
-        native: bool = True,
+        unit: Unit = TILES,
     ) -> None:
         self._rooms = rooms or Rooms()
         tiles = self._rooms.tiles
-        self._o = TileLinear(o, Epilogue.ADD, native, tiles)
-        self._gate_up = TileLinear(gate_up, Epilogue.SILU_MUL, native, tiles)
-        self._down = TileLinear(down, Epilogue.ADD, native, tiles)
+        self._o = TileLinear(o, Epilogue.ADD, unit, tiles)
+        self._gate_up = TileLinear(gate_up, Epilogue.SILU_MUL, unit, tiles)
+        self._down = TileLinear(down, Epilogue.ADD, unit, tiles)
         if norm.dtype != torch.bfloat16 or norm.shape != (self._gate_up.inputs,):
             raise ValueError(f"norm must be bf16 [{self._gate_up.inputs}], not {tuple(norm.shape)}")
         if self._down.inputs != self._gate_up.outputs or self._o.outputs != self._gate_up.inputs:
@@ -105,26 +103,29 @@ class PostAttention:
         return out
 
     def _run(self, attn: Tensor, x: Tensor, out: Tensor) -> None:
-        o, norm, gate_up, down = self._rooms.calls(
-            ("post", len(x), self._o.inputs, self._o.outputs, self._gate_up.outputs, self._bits),
-            lambda: self._calls(len(x)),
-        )
+        sizes = self._o.inputs, self._o.outputs, self._gate_up.outputs
+        calls = self._rooms.calls(("post", len(x), sizes, self._bits), lambda: self.calls(len(x)))
+        self.fill(calls, attn, x, out)
+        for call in calls:
+            call()
+
+    def fill(self, calls: tuple[Call, ...], attn: Tensor, x: Tensor, out: Tensor) -> None:
+        """Make `calls`, of `calls` of a layer of equal sizes, this layer's; out may be x."""
+        o, norm, gate_up, down = calls
         o.block[gemm.INPUT] = attn.data_ptr()
         o.block[gemm.INPUT_STRIDE] = attn.stride(0) * 2
         o.block[gemm.WEIGHT] = self._o.address
         o.block[gemm.OTHER] = x.data_ptr()
         o.block[gemm.OTHER_STRIDE] = x.stride(0) * 2
-        o()
         norm.block[kernel.WEIGHT] = self._norm.data_ptr()
-        norm()
         gate_up.block[gemm.WEIGHT] = self._gate_up.address
-        gate_up()
         down.block[gemm.WEIGHT] = self._down.address
         down.block[gemm.OUT] = out.data_ptr()
-        down()
 
-    def _calls(self, rows: int) -> tuple[Call, Call, Call, Call]:
-        """The four kernels. Between O and norm rows are rows; from then on they lie as tiles."""
+    def calls(self, rows: int) -> tuple[Call, Call, Call, Call]:
+        """The four kernels for up to MAX_ROWS rows, right while the rooms' state is what it is.
+        Between O and norm rows are rows; from then on they lie as tiles.
+        """
         hidden, tiles = self._o.outputs, count_tiles(rows) * amx_ir.TILE
         gate_tiles = self._gate_up.outputs // 32
         inside, normal, gated = self._rooms.rows.take(
@@ -181,40 +182,6 @@ def float_bits(value: float) -> int:
     return int(bits)
 
 
-# Operators are process-wide, and so is what their handles mean.
-_stages: dict[int, PostAttention] = {}
-_numbers = itertools.count(1)
-_library: Any = torch.library.Library("dualpace", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("post_attention(Tensor attn, Tensor x, Tensor handle) -> Tensor")
-
-
-def _run(attn: Tensor, x: Tensor, handle: Tensor) -> Tensor:
-    return _stages[int(handle.item())](attn, x)
-
-
-def _shape(attn: Tensor, x: Tensor, handle: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-_library.impl("post_attention", _run, "CPU")
-torch.library.register_fake("dualpace::post_attention", _shape, lib=_library)
-
-
 def takes(o: Tensor, gate_up: Tensor, down: Tensor) -> bool:
-    """Whether `pack_post_attention` takes matrices of these dtypes and sizes."""
+    """Whether PostAttention takes matrices of these dtypes and sizes."""
     return all(w.dtype == torch.bfloat16 and fits(*w.shape) for w in (o, gate_up, down))
-
-
-def pack_post_attention(stage: PostAttention) -> Tensor:
-    """A handle (0-d int64) for a layer, for `post_attention`. The layer lives as long as it."""
-    number = next(_numbers)
-    _stages[number] = stage
-    handle = torch.tensor(number, dtype=torch.int64)
-    weakref.finalize(handle, _stages.pop, number).atexit = False
-    return handle
-
-
-def post_attention(attn: Tensor, x: Tensor, handle: Tensor) -> Tensor:
-    """attn [rows, A], x [rows, H] through the layer behind `handle`: [rows, H], like x."""
-    result: Tensor = torch.ops.dualpace.post_attention(attn, x, handle)
-    return result

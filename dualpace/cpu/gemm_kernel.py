@@ -4,7 +4,8 @@
 
 One C callback for all sizes of a Shape. A group's columns stay with one thread for all inputs and
 rows: sums rest in its second-level cache, weights are read once, the next piece of weights is asked
-for while the tile unit works on this one. This file knows nothing about tensors.
+for while this one is multiplied. Whether the tile unit or vectors multiply is the Shape's matter:
+both take the same tiles. This file knows nothing about tensors.
 """
 
 import functools
@@ -15,8 +16,15 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
-from dualpace.cpu import amx_ir, amx_rope_ir
-from dualpace.cpu.primitives import copy_bytes, fetch_add, int32_at, int64_at, load_shared
+from dualpace.cpu import amx_ir, amx_rope_ir, vector_gemm_ir
+from dualpace.cpu.primitives import (
+    copy_bytes,
+    fetch_add,
+    float32_at,
+    int32_at,
+    int64_at,
+    load_shared,
+)
 from dualpace.cpu.version import source_version
 
 # Fields of the argument block. Strides are in bytes.
@@ -35,6 +43,7 @@ from dualpace.cpu.version import source_version
     INPUT_STRIDE,
     INPUT_TILES,  # room for the activations as tiles: ceil(rows / 16) * K_TILES tiles, by K_BLOCK
     WEIGHT,  # tiles [outputs / 32, K_TILES, 2]
+    BIAS,  # float32 [outputs], in the order of the weight's tiles; 0: none
     OUT,
     OUT_STRIDE,
     OUT_TILES,  # of SILU_MUL: K_TILES of a product that gets OUT as its INPUT_TILES; 0: rows
@@ -55,8 +64,11 @@ from dualpace.cpu.version import source_version
     CACHE_OFFSETS,  # int64 [rows]: bytes from CACHE to a row of its first head's keys
     HEAD_STRIDE,
     VALUE_STRIDE,
+    Q_NORM,  # bf16 [HEAD_DIM], of each head of queries; 0: none, else groups hold whole heads
+    K_NORM,
+    EPSILON_BITS,  # of both, a float32 as an integer
     NUM_FIELDS,
-) = range(34)
+) = range(38)
 
 _TILE, _ROWS = amx_ir.TILE, amx_ir.ROWS
 _COPY_TILES = 16
@@ -87,7 +99,9 @@ def _caller(build: Any, num_constants: int, num_args: int) -> Any:
 
 
 def _multiplier(module, rows, columns, native):
-    return amx_ir.tile_function(module, amx_ir.Shape(rows, columns), native)
+    if rows:
+        return amx_ir.tile_function(module, amx_ir.Shape(rows, columns), native)
+    return vector_gemm_ir.product_function(module, native)
 
 
 @intrinsic(prefer_literal=True)
@@ -107,7 +121,9 @@ def multiply_tiles(
     ahead,
     lines,
 ):
-    """amx_ir.tile_function; the arguments up to `version` are constants."""
+    """amx_ir.tile_function or, for no rows of tiles, vector_gemm_ir.product_function; the arguments
+    up to `version` are constants.
+    """
     return _caller(_multiplier, 3, 9)((rows, columns, native, version))
 
 
@@ -123,6 +139,12 @@ def rope_tiles(
 ):
     """amx_rope_ir.rope_function; the first two arguments are constants."""
     return _caller(amx_rope_ir.rope_function, 1, 9)((native, version))
+
+
+@intrinsic(prefer_literal=True)
+def norm_tiles(_context, native, version, c, stride, pieces, rows, weight, epsilon):
+    """amx_rope_ir.norm_function; the first two arguments are constants."""
+    return _caller(amx_rope_ir.norm_function, 1, 6)((native, version))
 
 
 @intrinsic(prefer_literal=True)
@@ -154,12 +176,24 @@ def tile_place(tile: Any, row_tile: Any, row_tiles: Any, k_tiles: Any, k_block: 
     return begin * row_tiles + row_tile * min(k_block, k_tiles - begin) + tile - begin
 
 
+@njit
+def begin_sums(sums: Any, count: Any, bias: Any) -> None:
+    """Set `count` pairs of tiles of sums to the 32 float32 at `bias` in every row."""
+    values = float32_at(bias)
+    for pair in range(count):
+        for column in range(2):
+            tile = float32_at(sums + (2 * pair + column) * _TILE)
+            for i in range(_ROWS * 16):
+                tile[i] = values[column * 16 + i % 16]
+
+
 @functools.cache
 def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
     """Address of the kernel `void f(int64 *block)`; if not `native`, one for any CPU."""
     version = source_version()
     plain, add, silu_mul, rope = amx_ir.PLAIN, amx_ir.ADD, amx_ir.SILU_MUL, amx_ir.ROPE
-    rows_at_once, columns = shape.rows, shape.columns
+    rows_at_once, columns, vectors = max(shape.rows, 1), shape.columns, shape.rows == 0
+    product_rows, unit_here = shape.rows, native and not vectors
 
     def kernel(block: Any) -> None:
         a = carray(int64_at(block), (NUM_FIELDS,))
@@ -189,7 +223,7 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
         while load_shared(block + COPIED * 8) < units:
             pass
 
-        begin_amx(native, a[CONFIG])
+        begin_amx(unit_here, a[CONFIG])
         sums = a[SUMS] + fetch_add(block + NEXT_THREAD * 8, 1) * a[SUMS_STRIDE]
         groups = carray(int32_at(a[GROUPS]), (a[NUM_GROUPS], 4))
         group = fetch_add(block + NEXT_GROUP * 8, 1)
@@ -216,20 +250,26 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                             ahead = a[WEIGHT] + groups[coming, 0] * k_tiles * 2 * _TILE
                     left = a[INPUT_TILES] + k0 * row_tiles * _TILE
                     to = sums + (pair - begin) * row_tiles * 2 * _TILE
+                    if a[BIAS] and k0 == 0:
+                        first = to + 2 * top * _TILE
+                        begin_sums(first, bottom - top, a[BIAS] + pair * 128)
                     for column in range(0, 2, columns):
                         for r in range(top, bottom, rows_at_once):
+                            count = min(rows_at_once, bottom - r)
+                            if vectors:  # which skip the rows that are not there
+                                count = min(_ROWS, rows - r * _ROWS)
                             multiply_tiles(
-                                rows_at_once,
+                                product_rows,
                                 columns,
                                 native,
                                 version,
-                                min(rows_at_once, bottom - r),
+                                count,
                                 left + r * steps * _TILE,
                                 steps * _TILE,
                                 weight + column * _TILE,
                                 to + (2 * r + column) * _TILE,
                                 steps,
-                                k0,
+                                k0 + a[BIAS],
                                 ahead,
                                 lines,
                             )
@@ -247,27 +287,39 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                             pieces = a[HEAD_DIM] // 32
                             head, piece = pair // pieces, pair % pieces
                             kv, half = head - a[Q_HEADS], a[HEAD_DIM]
-                            to_head = a[OUT] + head * half * 2 + piece * 32
-                            offsets = a[OUT_OFFSETS] + row * 8
+                            is_turned = np.int64(kv < a[KV_HEADS])
+                            to_head, offsets = a[OUT] + head * half * 2, a[OUT_OFFSETS] + row * 8
                             if kv >= 0:
-                                to_head = a[CACHE] + kv % a[KV_HEADS] * a[HEAD_STRIDE] + piece * 32
+                                to_head = a[CACHE] + kv % a[KV_HEADS] * a[HEAD_STRIDE]
                                 to_head += kv // a[KV_HEADS] * a[VALUE_STRIDE]
                                 offsets = a[CACHE_OFFSETS] + row * 8
-                            angle, stride = row * a[TABLE_STRIDE] + piece * 64, a[TABLE_STRIDE]
-                            cos, sin = a[COS] + angle, a[SIN] + angle
-                            rope_tiles(
-                                native,
-                                version,
-                                tile,
-                                count,
-                                to_head,
-                                offsets,
-                                half,
-                                cos,
-                                sin,
-                                stride,
-                                np.int64(kv < a[KV_HEADS]),
-                            )
+                            first, apart = piece, row_tiles * 2 * _TILE
+                            if a[Q_NORM]:  # a head's pieces go together, with the last one
+                                first = piece + 1 if piece + 1 < pieces else 0
+                                tile -= piece * apart
+                                if first == 0 and is_turned:
+                                    weight = a[Q_NORM] if kv < 0 else a[K_NORM]
+                                    epsilon = a[EPSILON_BITS]
+                                    norm_tiles(
+                                        native, version, tile, apart, pieces, count, weight, epsilon
+                                    )
+                                tile += first * apart
+                            angle, stride = row * a[TABLE_STRIDE], a[TABLE_STRIDE]
+                            for p in range(first, piece + 1):
+                                rope_tiles(
+                                    native,
+                                    version,
+                                    tile,
+                                    count,
+                                    to_head + p * 32,
+                                    offsets,
+                                    half,
+                                    a[COS] + angle + p * 64,
+                                    a[SIN] + angle + p * 64,
+                                    stride,
+                                    is_turned,
+                                )
+                                tile += apart
                         elif a[EPILOGUE] == plain:
                             end_tiles(plain, native, version, tile, count, out, stride, other, 0)
                         elif a[EPILOGUE] == add:
@@ -280,7 +332,7 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
                                 stride = 64
                             end_tiles(silu_mul, native, version, tile, count, out, stride, other, 0)
             group = coming
-        end_amx(native)
+        end_amx(unit_here)
 
     signature = types.void(types.intp)
     return int(cfunc(signature, cache=True, error_model="numpy")(kernel).address)

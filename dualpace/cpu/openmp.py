@@ -41,6 +41,14 @@ def torch_runtime() -> str:
 
 
 @functools.cache
+def address_of(entry: str) -> int:
+    """Of an entry of that runtime, which all of them name as GNU's does."""
+    address = ctypes.cast(getattr(ctypes.CDLL(torch_runtime()), entry), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+@functools.cache
 def _gomp_parallel() -> "ctypes._NamedFuncPointer":
     function = ctypes.CDLL(torch_runtime()).GOMP_parallel
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]

@@ -2,13 +2,10 @@
 
 Inductor takes no packed tensor as an input, so a graph gets a handle, a 0-d int64 tensor, and the
 operation `dualpace::packed_linear(x, handle, out_features)` looks the weight up: one graph serves
-every layer of a shape. Packed weights are private to a process, and so is the table of handles; a
-weight lives as long as its handle.
+every layer of a shape.
 This file knows nothing about models.
 """
 
-import itertools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualpace.cpu.handles import Handles
 from dualpace.cpu.isa import has_avx512
 
 Linear = Callable[[Tensor], Tensor]
 
 # Operators are process-wide, and so is what their handles mean.
-_linears: dict[int, Linear] = {}
-_numbers = itertools.count(1)
+LINEARS = Handles[Linear]()
 _library: Any = torch.library.Library("dualpace", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("packed_linear(Tensor x, Tensor handle, SymInt out_features) -> Tensor")
 
 
 def _run(x: Tensor, handle: Tensor, out_features: int) -> Tensor:
-    return _linears[int(handle.item())](x)
+    return LINEARS[handle](x)
 
 
 def _shape(x: Tensor, handle: Tensor, out_features: int) -> Tensor:
@@ -57,11 +54,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def register(linear: Linear) -> Tensor:
     """A handle for any implementation of a linear layer."""
-    number = next(_numbers)
-    _linears[number] = linear
-    handle = torch.tensor(number, dtype=torch.int64)
-    weakref.finalize(handle, _linears.pop, number).atexit = False
-    return handle
+    return LINEARS.add(linear)
 
 
 def _onednn(weight: Tensor, bias: Tensor | None) -> Linear:

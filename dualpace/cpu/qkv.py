@@ -1,4 +1,5 @@
-"""Pre-attention on AMX tiles: RMSNorm, QKV, rotary embedding, and K and V into their blocks.
+"""Pre-attention on tiles: RMSNorm, QKV, norms of heads, rotary embedding, and K and V into their
+blocks.
 
 The product's epilogue rotates queries and keys while they are still on the core that summed them,
 and writes keys and values straight into the paged cache, so that neither passes through a tensor of
@@ -16,7 +17,17 @@ from dualpace.cpu import amx_ir
 from dualpace.cpu import gemm_kernel as kernel
 from dualpace.cpu import norm_kernel as norms
 from dualpace.cpu.dense_stage import Rooms, float_bits, norm_call
-from dualpace.cpu.gemm import MAX_ROWS, Call, Epilogue, TileLinear, count_tiles, input_block
+from dualpace.cpu.gemm import (
+    MAX_ROWS,
+    TILES,
+    Call,
+    Epilogue,
+    TileLinear,
+    Unit,
+    count_tiles,
+    fits,
+    input_block,
+)
 from dualpace.cpu.plan import BLOCK_TOKENS
 
 
@@ -51,9 +62,9 @@ class Places:
 class PreAttention:
     """x [rows, H] -> q [rows, q_heads, d], all bf16, with K and V written to a cache.
 
-    norm [H] and qkv [(q_heads + 2 kv_heads) d, H], without biases; qkv is copied. native=False
-    computes the same without a tile unit, slowly (tests). Raises ValueError for sizes that do not
-    fit (d and H must be multiples of 32), RuntimeError where there is no tile unit.
+    norm [H]; qkv [(q_heads + 2 kv_heads) d, H] and its bias, both copied; head_norms, of queries
+    and of keys, [d] each, or None. Raises ValueError for sizes that do not fit (d and H must be
+    multiples of 32), RuntimeError where the unit cannot be used.
     """
 
     def __init__(
@@ -63,16 +74,34 @@ class PreAttention:
         heads: tuple[int, int, int],
         eps: float,
         rooms: Rooms | None = None,
-        native: bool = True,
+        unit: Unit = TILES,
+        bias: Tensor | None = None,
+        head_norms: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self._q_heads, self._kv_heads, self._dim = heads
+        self.heads = self._q_heads, self._kv_heads, self._dim = heads
         if self._dim % 32 or qkv.shape[0] != (self._q_heads + 2 * self._kv_heads) * self._dim:
             raise ValueError(f"qkv {tuple(qkv.shape)} does not fit heads {heads} of 32 n elements")
         if norm.dtype != torch.bfloat16 or norm.shape != qkv.shape[1:]:
             raise ValueError(f"norm must be bf16 [{qkv.shape[1]}], not {tuple(norm.shape)}")
-        self._rooms = rooms or Rooms()
+        self.rooms = rooms or Rooms()
         self._norm, self._bits = norm.contiguous(), float_bits(eps)
-        self._qkv = TileLinear(qkv, Epilogue.ROPE, native, self._rooms.tiles, self._dim)
+        self._head_norms = head_norms and [weight.contiguous() for weight in head_norms]
+        if any(w.dtype != torch.bfloat16 or w.shape != (self._dim,) for w in head_norms or ()):
+            raise ValueError(f"the norms of heads must be bf16 [{self._dim}]")
+        self._qkv = TileLinear(
+            qkv,
+            Epilogue.ROPE,
+            unit,
+            self.rooms.tiles,
+            self._dim,
+            bias,
+            whole_heads=head_norms is not None,
+        )
+        norms.norm_kernel()  # compiled now rather than in service
+
+    @property
+    def hidden(self) -> int:
+        return self._qkv.inputs
 
     def __call__(self, x: Tensor, places: Places, cache: Tensor) -> Tensor:
         """cache [blocks, 2, kv_heads, 16, d]: block and head strides free; written in place.
@@ -80,47 +109,58 @@ class PreAttention:
         Raises ValueError for rows, a cache, angles or slots that do not fit.
         """
         rows = len(x)
-        self._check(x, places, cache)
+        self.check(x, places, cache)
         q = x.new_empty(rows, self._q_heads, self._dim)
-        to_cache = places.offsets(cache)
         for first in range(0, rows, MAX_ROWS):
             count = min(rows - first, MAX_ROWS)
-            norm, qkv, _ = self._rooms.calls(
-                ("pre", count, x.shape[1], self._q_heads, self._kv_heads, self._dim),
-                partial(self._calls, count),
+            calls = self.rooms.calls(
+                ("pre", count, x.shape[1], self.heads, self._head_norms is None),
+                partial(self.calls, count),
             )
-            norm.block[norms.INPUT] = x[first].data_ptr()
-            norm.block[norms.INPUT_STRIDE] = x.stride(0) * 2
-            norm.block[norms.WEIGHT] = self._norm.data_ptr()
-            norm.block[norms.EPSILON_BITS] = self._bits
+            self.fill(calls, x[first:], cache, q[first:])
+            norm, qkv = calls
+            place(qkv.block, places, cache, first)
             norm()
-            qkv.block[kernel.WEIGHT] = self._qkv.address
-            qkv.block[kernel.COS] = places.cos[first].data_ptr()
-            qkv.block[kernel.SIN] = places.sin[first].data_ptr()
-            qkv.block[kernel.OUT] = q[first].data_ptr()
-            qkv.block[kernel.CACHE] = cache.data_ptr()
-            qkv.block[kernel.CACHE_OFFSETS] = to_cache[first:].ctypes.data
-            qkv.block[kernel.HEAD_STRIDE] = cache.stride(2) * 2
-            qkv.block[kernel.VALUE_STRIDE] = cache.stride(1) * 2
             qkv()
         return q
 
-    def _calls(self, rows: int) -> tuple[Call, Call, NDArray[np.int64]]:
+    def fill(self, calls: tuple[Call, Call], x: Tensor, cache: Tensor, q: Tensor) -> None:
+        """Make `calls`, of `calls` of a layer of equal sizes, this layer's; the rest is `place`."""
+        norm, qkv = calls
+        norm.block[norms.INPUT] = x.data_ptr()
+        norm.block[norms.INPUT_STRIDE] = x.stride(0) * 2
+        norm.block[norms.WEIGHT] = self._norm.data_ptr()
+        norm.block[norms.EPSILON_BITS] = self._bits
+        qkv.block[kernel.WEIGHT] = self._qkv.address
+        qkv.block[kernel.BIAS] = self._qkv.bias_address
+        if self._head_norms:
+            q_norm, k_norm = (weight.data_ptr() for weight in self._head_norms)
+            qkv.block[kernel.Q_NORM], qkv.block[kernel.K_NORM] = q_norm, k_norm
+            qkv.block[kernel.EPSILON_BITS] = self._bits
+        qkv.block[kernel.OUT] = q.data_ptr()
+        qkv.block[kernel.CACHE] = cache.data_ptr()
+        qkv.block[kernel.HEAD_STRIDE] = cache.stride(2) * 2
+        qkv.block[kernel.VALUE_STRIDE] = cache.stride(1) * 2
+
+    def calls(self, rows: int) -> tuple[Call, Call]:
+        """Both kernels for up to MAX_ROWS rows, right while the rooms' state is what it is."""
         hidden = self._qkv.inputs
-        (normal,) = self._rooms.rows.take(hidden // 32 * count_tiles(rows) * amx_ir.TILE)
+        (normal,) = self.rooms.rows.take(hidden // 32 * count_tiles(rows) * amx_ir.TILE)
         norm, qkv = norm_call(rows, hidden, self._bits), self._qkv.call(rows)
         norm.block[norms.OUT] = normal
         norm.block[norms.K_BLOCK] = input_block(count_tiles(rows))
         to_q = np.arange(rows) * (self._q_heads * self._dim * 2)
+        qkv.kept += (to_q,)
         qkv.block[kernel.INPUT_TILES] = normal
         qkv.block[kernel.HEAD_DIM] = self._dim
         qkv.block[kernel.Q_HEADS] = self._q_heads
         qkv.block[kernel.KV_HEADS] = self._kv_heads
         qkv.block[kernel.TABLE_STRIDE] = self._dim // 2 * 4
         qkv.block[kernel.OUT_OFFSETS] = to_q.ctypes.data
-        return norm, qkv, to_q
+        return norm, qkv
 
-    def _check(self, x: Tensor, places: Places, cache: Tensor) -> None:
+    def check(self, x: Tensor, places: Places, cache: Tensor) -> None:
+        """ValueError for rows, a cache or angles that do not fit."""
         width = self._norm.shape[0]
         if x.shape[1:] != (width,) or x.dtype != torch.bfloat16 or x.stride(1) != 1:
             raise ValueError(f"x must be bf16 [rows, {width}] with whole rows")
@@ -133,3 +173,17 @@ class PreAttention:
             )
         if places.cos.shape != (len(x), self._dim // 2):
             raise ValueError(f"cos and sin must be [{len(x)}, {self._dim // 2}]")
+
+
+def place(qkv: NDArray[np.int64], places: Places, cache: Tensor, first: int = 0) -> None:
+    """Have the block of a product, or the blocks of many over caches like this one, write the rows
+    of a round from `first` on.
+    """
+    qkv[..., kernel.COS] = places.cos[first].data_ptr()
+    qkv[..., kernel.SIN] = places.sin[first].data_ptr()
+    qkv[..., kernel.CACHE_OFFSETS] = places.offsets(cache)[first:].ctypes.data
+
+
+def takes(qkv: Tensor, head_dim: int) -> bool:
+    """Whether PreAttention takes a matrix of this dtype and size."""
+    return qkv.dtype == torch.bfloat16 and head_dim % 32 == 0 and fits(*qkv.shape)

@@ -8,7 +8,10 @@ import functools
 import zlib
 from pathlib import Path
 
-_SOURCES = ("vector_ir", "block_ir", "primitives", "plan", "amx_ir", "amx_rope_ir", "tile_block_ir")
+_SOURCES = (
+    *("vector_ir", "block_ir", "primitives", "plan"),
+    *("amx_ir", "amx_rope_ir", "vector_gemm_ir", "tile_block_ir"),
+)
 
 
 @functools.cache

@@ -11,9 +11,11 @@ BACKENDS = (
     "inductor-packed",
     "amx",
     "inductor-amx",
+    "avx512-bf16",
+    "inductor-avx512-bf16",
     "ipex",
 )
-BF16_BACKENDS = ("amx", "inductor-amx", "ipex")  # have no float32
+BF16_BACKENDS = BACKENDS[BACKENDS.index("amx") :]  # have no float32
 STARTS = ("tiered", "ahead")
 
 

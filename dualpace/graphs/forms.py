@@ -55,13 +55,14 @@ class Packer:
 
     def __init__(self, backend: Backend, example: bool = False) -> None:
         self._pack, self._whole, self._example = backend.pack, backend.whole, example
-        self._handles: dict[int, tuple[Tensor, Tensor]] = {}  # by identity, which the first keeps
+        # By identities of what was packed, which is kept.
+        self._handles: dict[tuple[int, ...], tuple[Arguments, Tensor]] = {}
 
     def __call__(self, stage: str, function: Stage, arguments: Arguments) -> Arguments:
         """The weights of one layer for the executable of `function`, the stage of that name."""
         whole = self._whole
         if whole is not None and whole.takes(function, arguments):
-            return (self._handle(arguments[0], lambda: whole.pack(function, arguments)),)
+            return (self._handle(arguments, lambda: whole.pack(function, arguments)),)
         pack = self._pack
         if pack is None:
             return arguments
@@ -72,12 +73,12 @@ class Packer:
             bias = None if bias_place is None else arguments[bias_place]
             if bias_place is not None:
                 out[bias_place] = None
-            out[place] = self._handle(matrix, partial(pack, matrix, bias))
+            out[place] = self._handle((matrix,), partial(pack, matrix, bias))
         return tuple(out)
 
-    def _handle(self, key: Tensor | None, make: Callable[[], Tensor]) -> Tensor:
-        assert key is not None
-        if id(key) not in self._handles:
+    def _handle(self, packed: Arguments, make: Callable[[], Tensor]) -> Tensor:
+        key = tuple(map(id, packed))
+        if key not in self._handles:
             handle = torch.zeros((), dtype=torch.int64) if self._example else make()
-            self._handles[id(key)] = (key, handle)
-        return self._handles[id(key)][1]
+            self._handles[key] = (packed, handle)
+        return self._handles[key][1]

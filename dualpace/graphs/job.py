@@ -28,6 +28,7 @@ COMPILED_STAGES = ("pre_attention", "post_attention", "logits", "post_layer_gree
 # Of one rank of several: post-attention between its two sums, and greedy sampling before ranks
 # compare.
 SHARDED_STAGES = ("pre_attention", "output", "mlp", "logits", "best")
+_TIMED = "pre-attention with K and V stored"  # what the tuner's times mean, where that has changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Job:
 
     def note_name(self, stage: str, bucket: int) -> str:
         """Where the store keeps the candidates' times for this stage and bucket."""
-        facts = (self.spec.to_json(), self.dtype, self.threads, self.candidates)
+        facts = (self.spec.to_json(), self.dtype, self.threads, self.candidates, _TIMED)
         return f"{stage}-{bucket}-{digest(repr(facts))}"
 
     def label(self) -> str:

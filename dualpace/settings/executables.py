@@ -41,8 +41,13 @@ def _candidates(key: str, config: CompileConfig, device: str, dtype: str) -> tup
     if dtype == "float32":  # packing does not pay for single rows and for hundreds
         return ("eager", "packed", "inductor", "inductor-packed")
     # In bf16 plain matrices were never the fastest.
-    tiles = isa.detected().has(isa.Level.AMX)
-    return ("eager", "packed", "inductor-packed", *(["amx", "inductor-amx"] if tiles else []))
+    return ("eager", "packed", "inductor-packed", *_ON_TILES.get(isa.detected().level, ()))
+
+
+_ON_TILES = {
+    isa.Level.AMX: ("amx", "inductor-amx"),
+    isa.Level.AVX512_BF16: ("avx512-bf16", "inductor-avx512-bf16"),
+}
 
 
 def _buckets(max_tokens: int, max_rows: int, num_cores: int, given: list[int] | None) -> BucketPlan:

@@ -1,21 +1,14 @@
-"""Post-attention as a whole: against float64, inside a compiled graph, and its norm by itself."""
+"""Post-attention as a whole: against float64, and its norm by itself."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from dualpace.cpu.dense_stage import (
-    PostAttention,
-    Rooms,
-    norm_rows,
-    pack_post_attention,
-    post_attention,
-    takes,
-)
-from dualpace.cpu.gemm import TileLinear
+from dualpace.cpu.dense_stage import PostAttention, Rooms, norm_rows, takes
+from dualpace.cpu.gemm import TileLinear, Unit
 from dualpace.cpu.isa import Level, detected
 
-NATIVE = detected().has(Level.AMX)
+UNIT = Unit(True, detected().has(Level.AMX))
 HIDDEN, WIDTH, INNER, EPS = 96, 64, 160, 1e-5
 
 
@@ -37,7 +30,7 @@ def exact(attn: torch.Tensor, x: torch.Tensor, layer: list[torch.Tensor]) -> tor
 
 def test_layers_that_share_memory_match_float64() -> None:
     rooms, layers = Rooms(), [weights() for _ in range(2)]
-    stages = [PostAttention(*layer, EPS, rooms, NATIVE) for layer in layers]
+    stages = [PostAttention(*layer, EPS, rooms, UNIT) for layer in layers]
     for rows in (1, 37, 4):
         for layer, stage in zip(layers, stages, strict=True):
             attn, x = bf16(rows, WIDTH), bf16(rows, HIDDEN)
@@ -50,34 +43,10 @@ def test_layers_that_share_memory_match_float64() -> None:
 
 def test_memory_that_another_product_made_grow_is_found_again() -> None:
     rooms, layer = Rooms(), weights()
-    stage, attn, x = PostAttention(*layer, EPS, rooms, NATIVE), bf16(4, WIDTH), bf16(4, HIDDEN)
+    stage, attn, x = PostAttention(*layer, EPS, rooms, UNIT), bf16(4, WIDTH), bf16(4, HIDDEN)
     before = stage(attn, x)
-    TileLinear(bf16(32, 8192), native=NATIVE, scratch=rooms.tiles)(bf16(500, 8192))
+    TileLinear(bf16(32, 8192), unit=UNIT, scratch=rooms.tiles)(bf16(500, 8192))
     assert torch.equal(stage(attn, x), before)
-
-
-def test_one_graph_serves_all_layers() -> None:
-    rooms, layers = Rooms(), [weights() for _ in range(2)]
-    stages = [PostAttention(*layer, EPS, rooms, NATIVE) for layer in layers]
-    handles = [pack_post_attention(stage) for stage in stages]
-    graphs = []
-
-    def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    @torch.compile(backend=backend, fullgraph=True)
-    def run(attn: torch.Tensor, x: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
-        return post_attention(attn, x, handle) * 2
-
-    attn, x = bf16(3, WIDTH), bf16(3, HIDDEN)
-    for stage, handle in zip(stages, handles, strict=True):
-        assert torch.equal(run(attn, x, handle), stage(attn, x) * 2)
-    assert len(graphs) == 1
-    number = int(handles[0])
-    del handles, handle
-    with pytest.raises(KeyError):
-        post_attention(attn, x, torch.tensor(number))
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -94,6 +63,6 @@ def test_refuses_what_does_not_fit() -> None:
     o, norm, gate_up, down = weights()
     assert takes(o, gate_up, down) and not takes(o.float(), gate_up, down)
     with pytest.raises(ValueError, match="norm"):
-        PostAttention(o, norm.float(), gate_up, down, EPS, native=NATIVE)
+        PostAttention(o, norm.float(), gate_up, down, EPS, unit=UNIT)
     with pytest.raises(ValueError, match="fit together"):
-        PostAttention(o, norm, gate_up, bf16(HIDDEN, INNER + 32), EPS, native=NATIVE)
+        PostAttention(o, norm, gate_up, bf16(HIDDEN, INNER + 32), EPS, unit=UNIT)

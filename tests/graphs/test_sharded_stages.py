@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ from dualpace.graphs.shard import Shard
 from dualpace.graphs.sharded import best_of_ranks
 from dualpace.graphs.shared_memory_collective import SharedMemoryCollective
 from dualpace.graphs.source import Source, resolve_source
-from tests.graphs import test_tiles
+from tests.graphs import here
 from tests.graphs.ranks import in_threads
 from tests.graphs.reference import SIZES, assert_close, load_stages, run_logits, save_tiny
 
@@ -155,8 +154,7 @@ def test_bf16_ranks_are_as_near_to_float32_as_one(folder: Path) -> None:
 
 
 def test_products_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(backends.BACKENDS, "amx", "here_amx:HereAmx")
-    monkeypatch.setitem(sys.modules, "here_amx", test_tiles)
+    monkeypatch.setitem(backends.BACKENDS, "amx", here.BACKENDS["amx"])
     source = resolve_source("random:tiny")
     on_tiles, eager = (Group(source, 2, torch.bfloat16, backend=name) for name in ("amx", "eager"))
     work = logits_of(IDS[:5], 2)

@@ -35,6 +35,8 @@ BACKENDS = {
     "inductor-packed": "dualpace.graphs.backends.inductor:InductorPacked",
     "amx": "dualpace.graphs.backends.tiles:Amx",
     "inductor-amx": "dualpace.graphs.backends.tiles:InductorAmx",
+    "avx512-bf16": "dualpace.graphs.backends.tiles:Avx512Bf16",
+    "inductor-avx512-bf16": "dualpace.graphs.backends.tiles:InductorAvx512Bf16",
     "ipex": "dualpace.graphs.backends.ipex:Ipex",
 }
 

@@ -25,8 +25,8 @@ class DecodeAttention:
         self._kv_heads = kv_heads
         self._num_q_heads = num_q_heads
         self._num_threads = num_threads
-        self._scale = head_dim**-0.5
-        self._decoder = PagedDecoder(num_q_heads, kv_heads, head_dim, layers[0].dtype)
+        self.scale = head_dim**-0.5
+        self.decoder = PagedDecoder(num_q_heads, kv_heads, head_dim, layers[0].dtype)
 
     def warm_up(self) -> None:
         """Compiles both kernels now, by a row of zeros in the scratch block."""
@@ -41,11 +41,11 @@ class DecodeAttention:
 
     def begin(self, decodes: DecodeArrays) -> None:
         plan = plan_decode(decodes.context_lens, self._kv_heads, self._num_threads)
-        self._decoder.begin(plan, torch.from_numpy(decodes.block_tables))
+        self.decoder.begin(plan, torch.from_numpy(decodes.block_tables))
 
     def run(self, layer: int, q: Tensor, out: Tensor) -> None:
         """q and out [B, N, D]."""
-        self._decoder.run(q, self._layers[layer], self._scale, out)
+        self.decoder.run(q, self._layers[layer], self.scale, out)
 
 
 class AcceleratorAttention:

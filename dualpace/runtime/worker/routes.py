@@ -20,8 +20,11 @@ from dualpace.runtime.worker.rows import SamplingArrays
 
 class RouteRun(Protocol):
     """`attention_out` is where layer's attention goes ([B, N * D]); `finish_layer` does the rest of
-    a layer, and `tokens` what follows the last one.
+    a layer, and `tokens` what follows the last one. `runs_layers`: whether all of every layer runs
+    here.
     """
+
+    runs_layers: bool
 
     def attention_out(self, x: Tensor) -> Tensor: ...
 
@@ -101,6 +104,8 @@ def assist_client(link: Link, dtype: torch.dtype, collective: Collective | None)
 class FullCpu:
     """Everything here."""
 
+    runs_layers = True
+
     def __init__(self, stages: Stages, attention_width: int) -> None:
         self._stages = stages
         self._attention_width = attention_width
@@ -137,6 +142,8 @@ class FusedAssist:
     """An assist a layer; the last one runs the post-layer too. Attention is written straight into
     the buffer.
     """
+
+    runs_layers = False
 
     def __init__(self, client: AssistClient, num_layers: int) -> None:
         self._client = client

@@ -1,0 +1,111 @@
+"""All layers of a decode iteration as one chain of kernels, where the dense stages run on tiles.
+
+Seven kernels a layer: norm, QKV, attention, O, norm, gate and up, down. Everything in their
+argument blocks but what a round brings is filled in once a number of rows. This file knows nothing
+about requests or who owns the blocks.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualpace.cpu import decode_kernel
+from dualpace.cpu.attention import PagedDecoder
+from dualpace.cpu.chain import Chain, Step
+from dualpace.cpu.dense_stage import PostAttention, Rooms
+from dualpace.cpu.gemm import MAX_ROWS, Call
+from dualpace.cpu.qkv import Places, PreAttention, place
+
+_MOST_PROGRAMS = 64  # a few hundred KB each
+_DECODE_COUNTERS = decode_kernel.NUM_CHUNKS
+
+
+class Layers:
+    """x [rows, H] through every layer, for rows whose `decoder` has begun the round.
+
+    rooms: of all of `pre` and `post`. caches: each layer's, of equal strides. Not for two threads.
+    """
+
+    def __init__(
+        self,
+        pre: Sequence[PreAttention],
+        post: Sequence[PostAttention],
+        caches: Sequence[Tensor],
+        decoder: PagedDecoder,
+        rooms: Rooms,
+    ) -> None:
+        assert len(pre) == len(post) == len(caches)
+        assert len({cache.stride() for cache in caches}) == 1
+        self.pre, self.post, self.caches, self.decoder = pre, post, caches, decoder
+        self._rooms = rooms
+        self._programs: dict[int, _Program] = {}
+        self._state = rooms.state
+
+    def run(self, x: Tensor, places: Places, scale: float) -> Tensor:
+        """bf16 [rows, H], rows up to MAX_ROWS; `places` says where the rows' tokens stand, `scale`
+        multiplies the scores. The result is overwritten by the next run.
+
+        Raises ValueError for sizes that do not fit together.
+        """
+        assert len(x) <= MAX_ROWS
+        self.pre[0].check(x, places, self.caches[0])
+        program = self._program(len(x))
+        program.x.copy_(x)
+        place(program.products, places, self.caches[0])
+        program.attend(self.decoder, self.caches[0], scale)
+        program.chain.run()
+        return program.x
+
+    def _program(self, rows: int) -> "_Program":
+        while True:
+            if self._rooms.state != self._state or len(self._programs) > _MOST_PROGRAMS:
+                self._programs, self._state = {}, self._rooms.state
+            if rows in self._programs:
+                return self._programs[rows]
+            self._programs[rows] = _Program(self, rows)  # the rooms may grow meanwhile
+
+
+class _Program:
+    """The chain for a number of rows, with the tensors between its kernels.
+
+    x         bf16 [rows, H]: what goes in and comes out
+    products  the blocks of QKV's kernels, a row a layer
+    """
+
+    def __init__(self, layers: Layers, rows: int) -> None:
+        pre, post, count = layers.pre, layers.post, len(layers.pre)
+        self.x = torch.empty(rows, pre[0].hidden, dtype=torch.bfloat16)
+        self._q = torch.empty(rows, layers.decoder.num_q_heads, layers.decoder.head_dim).to(self.x)
+        self._out = torch.empty_like(self._q)
+        self._caches = np.array([cache.data_ptr() for cache in layers.caches])
+        self._attention = np.zeros((count, decode_kernel.NUM_FIELDS), np.int64)
+        first, second = [], []
+        for i in range(count):
+            before, after = pre[i].calls(rows), post[i].calls(rows)
+            pre[i].fill(before, self.x, layers.caches[i], self._q)
+            post[i].fill(after, self._out.flatten(1), self.x, self.x)
+            first.append(before)
+            second.append(after)
+        self._kept = [call.kept for calls in (*first, *second) for call in calls]
+        self.products = np.stack([product.block for _, product in first])
+        steps = []
+        for i, ((norm, product), after) in enumerate(zip(first, second, strict=True)):
+            attention = Step(layers.decoder.function, self._attention[i], _DECODE_COUNTERS)
+            steps += [
+                _step(norm),
+                Step(product.function, self.products[i], product.num_counters),
+                attention,
+                *map(_step, after),
+            ]
+        self.chain = Chain(steps, torch.get_num_threads())
+
+    def attend(self, decoder: PagedDecoder, cache: Tensor, scale: float) -> None:
+        """Have all layers attend by the round that the decoder has begun."""
+        self._attention[:] = decoder.fill(self._q, cache, scale, self._out)
+        self._attention[:, decode_kernel.CACHE] = self._caches
+
+
+def _step(call: Call) -> Step:
+    return Step(call.function, call.block, call.num_counters)

@@ -1,0 +1,140 @@
+"""Executables of stages whose weights are one handle: a layer's dense stage as a whole.
+
+Pre-attention can also leave K and V in a paged cache, where they would be copied next; and where
+both stages are whole, all layers of a batch can run as one chain of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dualpace.cpu.attention import PagedDecoder
+from dualpace.cpu.dense_stage import PostAttention
+from dualpace.cpu.gemm import MAX_ROWS
+from dualpace.cpu.handles import Handles
+from dualpace.cpu.layers import Layers
+from dualpace.cpu.plan import BLOCK_TOKENS
+from dualpace.cpu.qkv import Places, PreAttention
+from dualpace.graphs.backends import Stage
+from dualpace.graphs.table import StageTable
+
+
+class Round:
+    """Where the rows of a batch stand, made once for all layers."""
+
+    def __init__(self) -> None:
+        self._given: tuple[Tensor | None, Tensor | None] = None, None
+        self._places: Places | None = None
+
+    def places(self, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor) -> Places:
+        """Of tokens at `positions` whose K and V go to `slots`; cos and sin are the model's."""
+        given = self._given
+        if self._places is None or given[0] is not positions or given[1] is not slots:
+            self._places = Places(cos[positions], sin[positions], slots)
+            self._given = positions, slots
+        return self._places
+
+
+@dataclass(frozen=True, slots=True)
+class PreLayer:
+    """Pre-attention of one layer, and the model's table of angles ([positions, d / 2])."""
+
+    product: PreAttention
+    cos: Tensor
+    sin: Tensor
+    round: Round
+
+    def store(self, x: Tensor, positions: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
+        """q [T, N, D]; k and v go to `slots` (int64 [T]) of `cache` [blocks, 2, K, 16, D]."""
+        return self.product(x, self.places(positions, slots), cache)
+
+    def places(self, positions: Tensor, slots: Tensor) -> Places:
+        return self.round.places(self.cos, self.sin, positions, slots)
+
+
+PRE_LAYERS = Handles[PreLayer]()
+POST_LAYERS = Handles[PostAttention]()
+
+
+class WholePreAttention:
+    """An executable of `stages.pre_attention` for (x, positions, handle)."""
+
+    def __init__(self) -> None:
+        self._slots = torch.arange(0)
+
+    def __call__(
+        self, x: Tensor, positions: Tensor, handle: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        layer, rows = PRE_LAYERS[handle], len(x)
+        _, kv_heads, dim = layer.product.heads
+        cache = x.new_empty(-(-rows // BLOCK_TOKENS), 2, kv_heads, BLOCK_TOKENS, dim)
+        if len(self._slots) != rows:
+            self._slots = torch.arange(rows)
+        q = layer.store(x, positions, cache, self._slots)
+        k, v = (part.transpose(1, 2).flatten(0, 1)[:rows] for part in cache.unbind(1))
+        return q, k.contiguous(), v.contiguous()
+
+    def store(
+        self, x: Tensor, positions: Tensor, cache: Tensor, slots: Tensor, handle: Tensor
+    ) -> Tensor:
+        """PreLayer.store of the layer behind the handle."""
+        return PRE_LAYERS[handle].store(x, positions, cache, slots)
+
+
+WHOLE_PRE_ATTENTION = WholePreAttention()  # one, so that backends which share it are timed once
+
+
+def whole_post_attention(attn: Tensor, x: Tensor, handle: Tensor) -> Tensor:
+    """An executable of `stages.post_attention`."""
+    return POST_LAYERS[handle](attn, x)
+
+
+class ChainedLayers:
+    """All layers of a batch as one chain of kernels, where both dense stages are whole."""
+
+    def __init__(self, caches: Sequence[Tensor], decoder: PagedDecoder, scale: float) -> None:
+        """caches: each layer's; the decoder has begun each round before `run`."""
+        self._caches, self._decoder, self._scale = caches, decoder, scale
+        self._layers: Layers | None = None
+
+    def run(
+        self, tables: Mapping[str, StageTable], x: Tensor, positions: Tensor, slots: Tensor
+    ) -> Tensor | None:
+        """x [T, H] behind the last layer, overwritten by the next run; None where a stage of so
+        many rows runs otherwise.
+        """
+        pre, post = (
+            _whole_weights(tables.get(stage), len(x), graph)
+            for stage, graph in (
+                ("pre_attention", WHOLE_PRE_ATTENTION),
+                ("post_attention", whole_post_attention),
+            )
+        )
+        if pre is None or post is None:
+            return None
+        first = PRE_LAYERS[pre[0]]
+        if self._layers is None or self._layers.pre[0] is not first.product:
+            self._layers = Layers(
+                [PRE_LAYERS[handle].product for handle in pre],
+                [POST_LAYERS[handle] for handle in post],
+                self._caches,
+                self._decoder,
+                first.product.rooms,
+            )
+        return self._layers.run(x, first.places(positions, slots), self._scale)
+
+
+def _whole_weights(table: StageTable | None, rows: int, graph: Stage) -> list[Tensor] | None:
+    """Each layer's handle, where `graph` serves so many rows of the stage."""
+    pieces = () if table is None or rows > MAX_ROWS else table.pieces(rows)
+    if len(pieces) != 1 or pieces[0][2].graph is not graph:
+        return None
+    handles = []
+    for (handle,) in pieces[0][2].weights:
+        assert handle is not None
+        handles.append(handle)
+    return handles

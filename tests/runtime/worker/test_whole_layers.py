@@ -1,0 +1,72 @@
+"""Dense stages that are one operation each, in both engines: KV written by the product itself, all
+layers as one chain, and the same tokens wherever a request is decoded.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dualpace.graphs import backends
+from dualpace.graphs.backends.whole import ChainedLayers
+from dualpace.runtime import messages as m
+from dualpace.runtime.routing import Route
+from tests.graphs import here
+
+
+@pytest.fixture
+def rig(make_rig, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """bf16 on tiles. Heads of 32: those of the common model are no whole tiles."""
+    for name, place in here.BACKENDS.items():
+        monkeypatch.setitem(backends.BACKENDS, name, place)
+    config = json.loads(model_file.read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"head_dim": 32, "architectures": ["Qwen3ForCausalLM"]}))
+    return make_rig(
+        f"model.source=random:{path}",
+        "model.dtype=bf16",
+        "compile.backend=amx",
+        "assist.post_attention_limit=4",
+        "assist.post_layer_limit=2",
+    )
+
+
+def swap(number, kind, talk, rig):
+    pool = "host" if kind == m.SWAP_OUT else "gpu"
+    source, talk.blocks = talk.blocks, rig.take(pool, len(talk.blocks))
+    return (number, kind, source, list(talk.blocks))
+
+
+def test_tokens_do_not_depend_on_where_and_how_a_request_is_decoded(
+    rig, talks, monkeypatch: pytest.MonkeyPatch
+):
+    """Contexts so short that no plan cuts them: then sums have one order everywhere."""
+    chained = []
+    run = ChainedLayers.run
+
+    def watched(self, *args):
+        chained.append(run(self, *args))
+        return chained[-1]
+
+    monkeypatch.setattr(ChainedLayers, "run", watched)
+    (stays,) = talks(21)
+    rig.gpu_step([rig.prefill(stays)])
+    for _ in range(24):
+        rig.gpu_step([rig.decode(stays)])
+
+    (moves,) = talks(21)
+    moves.id = 2
+    rig.gpu_step([rig.prefill(moves, m.PREFILL_CPU, transfer_id=1)])
+    rig.transfer_done(1)
+    for number, route in enumerate((Route.FULL_CPU, Route.SPLIT_FINAL, Route.FUSED_ASSIST)):
+        for _ in range(4):
+            rig.cpu_step([moves], route)
+        number = 10 * (number + 1)
+        rig.gpu_step([], [swap(number, m.SWAP_IN, moves, rig)])
+        rig.transfer_done(number)
+        for _ in range(4):
+            rig.gpu_step([rig.decode(moves)])
+        rig.gpu_step([], [swap(number + 1, m.SWAP_OUT, moves, rig)])
+        rig.transfer_done(number + 1)
+    assert moves.output == stays.output
+    assert len(chained) == 8 and all(x is not None for x in chained)
