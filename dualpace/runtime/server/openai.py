@@ -10,12 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+from dualpace.runtime.server.conversation import ChatMessage
 from dualpace.runtime.server.errors import APIError
-
 from dualpace.runtime.server.wording import shown
+
 MAX_CHOICES = 128  # answers to one prompt
 MAX_ANSWERS = 1024  # of one request
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_MAX_DIGITS = 18  # of a token id
 
 # Labels for the client's own books; they ask nothing of a server.
 _LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"}
@@ -32,32 +34,23 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "continue_final_message": [False],
     "documents": [[]],
     "echo": [False],
-    "frequency_penalty": [0],
     "function_call": ["none"],
     "functions": [[]],
     "guided_choice": [],
     "guided_grammar": [],
     "guided_json": [],
     "guided_regex": [],
-    "include_stop_str_in_output": [False],
     "length_penalty": [1],
-    "logit_bias": [{}],
     "logprobs": [False],
-    "min_p": [0],
-    "min_tokens": [0],
     "modalities": [["text"]],
     "parallel_tool_calls": [True],
     "prediction": [],
-    "presence_penalty": [0],
     "priority": [0],
     "prompt_logprobs": [],
     "reasoning_effort": [],
-    "repetition_penalty": [1],
     "response_format": [{"type": "text"}],
     "service_tier": ["auto", "default"],
-    "skip_special_tokens": [True],
     "spaces_between_special_tokens": [True],
-    "stop_token_ids": [[]],
     "store": [False],
     "structured_outputs": [],
     "suffix": [""],
@@ -111,9 +104,18 @@ class _Sampled(_Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -144,16 +146,27 @@ class _Sampled(_Strict):
 
     def sampling(self, max_tokens: int | None) -> SamplingParams:
         """Raises InvalidParameter for values out of range."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "seed": self.seed,
-            "ignore_eos": self.ignore_eos,
-            "stop": self.stop,
-        }
-        asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        given = ((name, getattr(self, name)) for name in _SAMPLING)
+        asked: dict[str, Any] = {name: value for name, value in given if value is not None}
+        if self.logit_bias is not None:
+            asked["logit_bias"] = _token_ids(self.logit_bias)
         return SamplingParams(max_tokens=max_tokens, **asked)
+
+
+_SAMPLING = (_Sampled.model_fields.keys() & SamplingParams.__dataclass_fields__.keys()) - {
+    "max_tokens",  # each route has its own default
+    "logit_bias",  # JSON has no integers for keys
+}
+
+
+def _token_ids(bias: Mapping[str, float]) -> dict[int, float]:
+    """Raises InvalidParameter for a key that is no number."""
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS):
+            raise InvalidParameter(
+                "logit_bias", f"logit_bias has the key {key[:40]!r}: use token ids, as strings."
+            )
+    return {int(key): value for key, value in bias.items()}
 
 
 class CompletionRequest(_Sampled):

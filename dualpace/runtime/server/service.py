@@ -115,6 +115,7 @@ class Service:
         arrival_s: float,
     ) -> Job:
         model = self.client.plan.model
+        params.check_tokens(model.vocab)
         for prompt in prompts:
             check_prompt(prompt, model.max_context, model.vocab)
         answers = [

@@ -12,11 +12,12 @@ VOCAB = 257
 
 
 class ByteDetokenizer:
-    def __init__(self) -> None:
+    def __init__(self, skip_special_tokens: bool = True) -> None:
+        self._end = b"" if skip_special_tokens else b"<end>"
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        return self._decoder.decode(bytes(i for i in ids if i < EOS))
+        return self._decoder.decode(b"".join(bytes([i]) if i < EOS else self._end for i in ids))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -26,8 +27,8 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def detokenizer(self) -> ByteDetokenizer:
-        return ByteDetokenizer()
+    def detokenizer(self, skip_special_tokens: bool = True) -> ByteDetokenizer:
+        return ByteDetokenizer(skip_special_tokens)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The last message alone is the prompt; one of several is shown as JSON."""

@@ -34,6 +34,7 @@ class Running:
     max_tokens: int
     ignore_eos: bool
     kind: str
+    stop_token_ids: list[int]
     num_output: int = 0
 
     def next_token(self) -> tuple[int, int]:
@@ -42,7 +43,7 @@ class Running:
         else:
             token = [*self.answer, EOS][self.num_output]
         self.num_output += 1
-        if token == EOS and not self.ignore_eos:
+        if (token == EOS and not self.ignore_eos) or token in self.stop_token_ids:
             return token, STOP
         return token, LENGTH if self.num_output >= self.max_tokens else GOES_ON
 
@@ -80,6 +81,7 @@ class FakeEngine:
     def submit(self, message: messages.Submit, i: int) -> None:
         prompt = message.tokens[message.offsets[i] : message.offsets[i + 1]].tolist()
         request_id = int(message.request_ids[i])
+        rules = json.loads(message.rules or "{}").get(str(i), {})
         kind = bytes(t for t in prompt if t < EOS).decode(errors="replace").split(" ")[0]
         if kind == "refuse":
             self.link.send(
@@ -91,9 +93,14 @@ class FakeEngine:
         if kind == "params":
             fields = ("max_tokens", "ignore_eos", "temperature", "top_k", "top_p", "seeds")
             seen = {name: round(float(getattr(message, name)[i]), 4) for name in fields}
-            prompt = list(json.dumps(seen | {"seeds": int(message.seeds[i])}).encode())
+            seen |= {"seeds": int(message.seeds[i]), "rules": rules}
+            prompt = list(json.dumps(seen).encode())
         self.running[request_id] = Running(
-            prompt, int(message.max_tokens[i]), bool(message.ignore_eos[i]), kind
+            prompt,
+            int(message.max_tokens[i]),
+            bool(message.ignore_eos[i]),
+            kind,
+            rules.get("stop_token_ids", []),
         )
 
     async def rounds(self) -> None:

@@ -115,11 +115,27 @@ def test_the_bar_is_for_terminals(llm, capfd):
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"seed": 2**63}, "64 bits"),
         ({"stop": [""]}, "empty string"),
+        ({"min_tokens": 17}, "min_tokens=17 is out of range: use 0 or more, at most max_tokens=16"),
+        ({"min_tokens": -1, "max_tokens": None}, "use 0 or more"),
+        ({"min_p": float("nan")}, "min_p=nan"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty=inf"),
+        ({"logit_bias": {3: float("nan")}}, "nan for token 3"),
     ],
 )
 def test_sampling_parameters_out_of_range(wrong, sentence):
     with pytest.raises(ConfigError, match=sentence):
         SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"logit_bias": {257: 1.0}}, {"stop_token_ids": [257]}])
+def test_tokens_that_the_model_does_not_have(llm, wrong):
+    with pytest.raises(ValueError, match="names token 257: this model has 0 to 256"):
+        llm.generate("hi", SamplingParams(**wrong))
+
+
+def test_a_stop_token_ends_the_text(llm):
+    (output,) = llm.generate("abcd", SamplingParams(stop_token_ids=[ord("c")]))
+    assert (output.text, output.finish_reason, len(output.token_ids)) == ("ab", "stop", 3)
 
 
 def test_a_closed_llm_says_so(monkeypatch):

@@ -102,6 +102,7 @@ def test_sampling_parameters_arrive(client):
         "top_k": 5,
         "top_p": 0.5,
         "seeds": 2**62 + 1,
+        "rules": {},
     }
 
 

@@ -9,12 +9,13 @@ LETTERS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
 
 
-def oracle(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Cut where, reading on letter by letter, some stop string is complete for the first time."""
-    for end in range(len(text) + 1):
+def oracle(text: str, stops: list[str], exempt: int = 0, include: bool = False) -> tuple[str, bool]:
+    """Cut where, reading on letter by letter, some stop string is complete for the first time after
+    `exempt` letters."""
+    for end in range(exempt + 1, len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:
-            return text[: end - max(map(len, done))], True
+            return text[: end if include else end - max(map(len, done))], True
     return text, False
 
 
@@ -40,6 +41,24 @@ def test_any_cutting_into_pieces_shows_the_same_text(pieces: list[str], stops: l
         stopped = False
         shown += matcher.flush()
     assert (shown, stopped) == (expected, stops_there)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces(), STOPS, st.integers(0, 8), st.booleans())
+def test_stop_strings_that_end_too_early_are_text(
+    pieces: list[str], stops: list[str], exempt: int, include: bool
+) -> None:
+    early = len("".join(pieces[:exempt]))
+    expected = oracle("".join(pieces), stops, early, include)
+    matcher, shown, stopped = StopMatcher(stops, include), "", False
+    for number, piece in enumerate(pieces):
+        text, stopped = matcher.push(piece, number >= exempt)
+        shown += text
+        if stopped:
+            break
+    else:
+        shown += matcher.flush()
+    assert (shown, stopped) == expected
 
 
 @settings(max_examples=100, deadline=None)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ import torch
 from dualpace.runtime import messages as m
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel
+from dualpace.runtime.engine.edits import Editor, encode_edits
 from dualpace.runtime.lockstep import LockstepBuffer
+from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.shared_memory import SharedRegion
-from dualpace.runtime.wire import Message
+from dualpace.runtime.wire import U8, Message
 from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout, lockstep_layout
 from dualpace.runtime.worker import build
 from dualpace.runtime.worker.copies import CopyEngine, CopyJob
@@ -138,9 +141,14 @@ class Talk:
     tokens: list[int]
     temperature: float = 0.0
     blocks: list[int] = field(default_factory=list)
+    rules: LogitRules = field(default_factory=LogitRules)  # set before the first step
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
+
+    @cached_property
+    def editor(self) -> Editor:
+        return Editor(self.rules, self.prompt_len, ())
 
     @property
     def output(self) -> list[int]:
@@ -292,6 +300,7 @@ class Rig:
             migration_offsets=_offsets([x[2] for x in migrations]),
             source_blocks=np.array([b for x in migrations for b in x[2]], np.int32),
             target_blocks=np.array([b for x in migrations for b in x[3]], np.int32),
+            edits=_edits([(r.talk, r.start + len(r.tokens), r.sample) for r in rows]),
         )
         if any(row.kind >= m.HOST_FIRST for row in rows):
             self.cpu.channel.send_down(batch)
@@ -322,6 +331,7 @@ class Rig:
                 top_k=np.zeros(len(talks), np.int32),
                 top_p=np.ones(len(talks), np.float32),
                 uniform=np.array([t.uniform for t in talks], np.float32),
+                edits=_edits([(t, len(t.tokens), True) for t in talks]),
             )
         )
         return self._steps
@@ -346,6 +356,16 @@ class Rig:
             assert isinstance(done, m.TransfersDone)
             assert waiting.issuperset(done.transfer_ids.tolist())
             waiting -= set(done.transfer_ids.tolist())
+
+
+def _edits(rows: Sequence[tuple[Talk, int, bool]]) -> U8:
+    """Of rows by talk, position to be sampled, and whether it is."""
+    due = [
+        (place, position, talk.editor, talk.tokens)
+        for place, (talk, position, sample) in enumerate(rows)
+        if sample and talk.editor.is_due(position)
+    ]
+    return encode_edits(due)
 
 
 def _offsets(lists: Sequence[Sequence[int]]) -> np.ndarray:

@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,12 @@ from dualpace.runtime.messages import (
     PREFILL_GPU,
     SWAP_IN,
     SWAP_OUT,
+    Edits,
     GpuBatch,
 )
 from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.wire import U8
 from dualpace.runtime.wiring import kv_layout
 from dualpace.runtime.worker.accelerator import AcceleratorWorker, Rounds
 from dualpace.runtime.worker.cuda import lockstep
@@ -219,6 +222,27 @@ def _warm_up_batches(buckets: Sequence[int], host_tier: bool) -> Iterator[GpuBat
                 yield _batch([(kind, 0, count)], temperature)
         yield _batch([(DECODE, 5, 1), (PREFILL_GPU, 32, count)], 0.0)
         yield _batch([(DECODE, 5, 1), (PREFILL_GPU, 0, count)], 0.7)
+    for rows in ([(DECODE, 5, 1)], [(PREFILL_GPU, 0, 16)]):  # loads what is only ever launched
+        yield replace(_batch(rows, 0.7), edits=_every_edit())
+
+
+def _every_edit() -> U8:
+    """Each kind of edit, for the first row of a batch."""
+    place, value = np.zeros(1, np.int32), np.ones(1, np.float32)
+    edits = Edits(
+        rows=place,
+        min_p=value,
+        presence=value,
+        frequency=value,
+        repetition=value,
+        bias_owner=place,
+        bias_token=place,
+        bias=value,
+        seen_owner=place,
+        seen_token=place,
+        seen_count=place,
+    )
+    return np.frombuffer(edits.encode(), np.uint8)
 
 
 def _batch(

@@ -27,7 +27,14 @@ from dualpace.runtime.worker.cuda.events import DeviceEvent
 from dualpace.runtime.worker.cuda.model import DeviceModel
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds, Launched, OwnAttention, Tasks
 from dualpace.runtime.worker.exchange import Exchange
-from dualpace.runtime.worker.rows import CpuWork, GpuWork, gpu_work, host_work, num_own_rows
+from dualpace.runtime.worker.rows import (
+    CpuWork,
+    GpuWork,
+    edits_of,
+    gpu_work,
+    host_work,
+    num_own_rows,
+)
 
 _PAGE = 4096
 _HOST_BUCKETS = (1, 8, 16, 32, 64, 128, 256)  # of sub-batch 1, of those there are
@@ -185,7 +192,7 @@ class PairedRounds:
         yield []
         last_tokens = rounds.inputs.views["last_tokens"][: len(arrays["last_tokens"])]
         h = pipeline.h_of(last_tokens)
-        rounds.sample(h, greedy=not arrays["temperature"].any())
+        rounds.sample(h, not arrays["temperature"].any(), edits_of(batch, round.sampled_rows))
         rounds.end(round, np.concatenate([work.sampled_ids, batch.request_ids[work.num_rows :]]))
 
     def _dense(self, work: GpuWork, host: CpuWork, round: Launched) -> "_Captured | _Launching":
