@@ -19,11 +19,12 @@ from hydra.errors import CompactHydraException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import PlotConfig
 from dualpace.settings.check import check
-from dualpace.settings.compose import as_schema, conf_dir, help_text, register
+from dualpace.settings.compose import as_schema, check_words, conf_dir, help_text, register
 from dualpace.settings.schema import (
     BenchConfig,
     ProfileHwConfig,
@@ -41,7 +42,11 @@ def command(name: str, body: Callable[[Any], None]) -> None:
     """Runs `body(config)` with the settings of conf/NAME.yaml and the command line. What a person
     can mend leaves as one sentence and exit status 1, Ctrl-C as one log line."""
 
+    composing = True
+
     def task(node: DictConfig) -> None:
+        nonlocal composing
+        composing = False
         try:
             config = as_schema(node)
             if isinstance(config, SystemConfig):
@@ -66,13 +71,14 @@ def command(name: str, body: Callable[[Any], None]) -> None:
         _, unknown = get_args_parser().parse_known_args()
         if unknown:
             sys.exit(unknown_option(name, unknown[0], sys.argv[1:]))
+        check_words(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=conf_dir(), config_name=name)(task)()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(sentence(error))
-    except ValueError as error:
-        if "group override must be" not in str(error):  # Hydra's, of a group set to a number
+    except (YAMLError, ValueError) as error:
+        if not composing:  # by then a ValueError is a fault of ours
             raise
-        sys.exit(sentence(error))
+        sys.exit(str(error) if isinstance(error, ConfigError) else sentence(error))
 
 
 def serve() -> None:

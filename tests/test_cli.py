@@ -57,13 +57,15 @@ def test_defaults_tree_and_search_path_are_stock(tmp_path: Path) -> None:
         ("gpu.max_bach=8", "gpu.max_bach is no setting: did you mean gpu.max_batch_size?"),
         ("gpu=2", "A group is set to one of its choices"),
         ("model.dtype=int4", "model.dtype=int4 is unknown: choose one of auto, bf16, float32."),
+        ("policy=gpu_only", "policy is chosen twice, as neo and as gpu_only: keep one of them."),
         ("gpu.tp=2", "gpu.tp=2 and the model has 3 KV heads, which that does not divide"),
     ],
 )
 def test_mistakes_get_a_sentence_and_exit_code_1(
     argument: str, sentence: str, tmp_path: Path
 ) -> None:
-    done = run("serve", argument, cwd=tmp_path, expect=1)
+    before = ["policy=neo"] if "policy" in argument else []
+    done = run("serve", *before, argument, cwd=tmp_path, expect=1)
     assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
@@ -79,6 +81,10 @@ def test_hw_files_of_ones_own_are_found(tmp_path: Path) -> None:
     (tmp_path / "hw" / "mybox.yaml").write_text("# @package _global_\nhw: {name: mybox}\n")
     arguments = ("--config-dir", str(tmp_path), "+hw=mybox", "--cfg", "job")
     assert "name: mybox" in run("serve", *arguments, cwd=tmp_path).stdout
+    (tmp_path / "hw" / "mybox.yaml").write_text("# @package _global_\nhw: {name: mybox\n")
+    said = run("serve", *arguments, cwd=tmp_path, expect=1).stderr
+    assert said.startswith(f"{tmp_path}/hw/mybox.yaml, line 3, is not valid YAML: ")
+    assert said.count("\n") == 1
 
 
 def test_doctor_ends_with_one_json_line_that_holds_the_plan(tmp_path: Path) -> None:

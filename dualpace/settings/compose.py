@@ -3,7 +3,6 @@
 import functools
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dualpace.errors import ConfigError
 from dualpace.settings.check import check
 from dualpace.settings.help import register_resolvers
 from dualpace.settings.schema import ROOTS, VARIANTS, SystemConfig
 from dualpace.settings.wording import sentence
+from dualpace.settings.words import check_choices, own_folders
 
 
 @functools.cache
@@ -40,14 +41,20 @@ def conf_dir() -> str:
     raise FileNotFoundError(f"conf/ not found in or beside {package}")
 
 
+def check_words(words: Sequence[str]) -> None:
+    """ConfigError for what Hydra would pass over, or fail at without a file's name."""
+    check_choices(words, [Path(conf_dir()), *own_folders(words)])
+
+
 def load(*overrides: str, root: str = "serve") -> Any:
     """What `scripts/ROOT.py` would run with for the same overrides, checked: an instance of the
     root's schema. ConfigError for an override that does not fit."""
     register()
+    check_words(overrides)
     with initialize_config_dir(conf_dir(), version_base="1.3"):
         try:
             node = compose(root, list(overrides))
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
             raise ConfigError(sentence(error)) from error
         config = as_schema(node)
     assert isinstance(config, SystemConfig)
@@ -59,10 +66,9 @@ def help_text(root: str, words: Sequence[str]) -> str:
     """What `--help` prints beside `words`, the other arguments. Hydra's own takes seconds to list
     all groups that it knows."""
     overrides = [word for word in words if not word.startswith("-") and "=" in word]
-    parts = [part for word in words for part in (word.split("=") if word[0] == "-" else [word])]
-    for flag, folder in pairwise(parts):
-        if flag in ("--config-dir", "-cd"):
-            overrides.append(f"hydra.searchpath=['file://{Path(folder).absolute()}']")
+    for folder in own_folders(words):
+        overrides.append(f"hydra.searchpath=['file://{folder}']")
+    check_words(words)
     register()
     with initialize_config_dir(conf_dir(), version_base="1.3"):
         text: str = compose(root, overrides, return_hydra_config=True).hydra.help.template

@@ -15,6 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
     ValidationError,
 )
+from yaml import MarkedYAMLError
 
 from dualpace.settings.help import APPENDED
 from dualpace.settings.meaning import meanings
@@ -23,6 +24,8 @@ from dualpace.settings.schema import ROOTS, VARIANTS, BenchConfig, ServeConfig
 
 def sentence(error: Exception) -> str:
     """What `error`, raised while settings were composed, says to the person who wrote them."""
+    if isinstance(error, MarkedYAMLError):
+        return _bad_yaml(error)
     own = isinstance(error, OmegaConfBaseException)
     cause = error if own else error.__cause__ or error.__context__
     match error, cause:
@@ -60,9 +63,18 @@ def sentence(error: Exception) -> str:
     return f"{first.rstrip('.')}."
 
 
+def _bad_yaml(error: MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"{mark.name}, line {mark.line + 1}" if mark else "A file of settings"
+    what = " ".join(str(error.problem).split())
+    return f"{where}, is not valid YAML: {what}{', ' * bool(error.context)}{error.context or ''}."
+
+
 def _unknown_choice(error: MissingConfigException) -> str:
     group, _, name = (error.missing_cfg_file or "").partition("/")
     options = [option for option in error.options or () if not option.endswith("_schema")]
+    if not options and not name:
+        return f"{group}.yaml is not there: leave --config-name and --config-path out."
     if not options:
         return f"{error.missing_cfg_file} is not there: --help lists the groups and their choices."
     files = ", or name a folder or file with model.source=/path" if group == "model" else ""
@@ -143,6 +155,9 @@ def _all_keys(schema: type, prefix: str = "") -> Iterator[str]:
 def _wrong_type(error: Exception, cause: OmegaConfBaseException) -> str:
     written = str(error).removeprefix("Error merging override ").splitlines()[0]
     if file := _file_of(error):
+        if not cause.full_key:  # found by merging it as a whole
+            value = str(error).rpartition("value: ")[2].splitlines()[0]
+            return f"{file} has {value} in place of settings, which are written key: value."
         written = f"{cause.full_key} in {file}"
     known = meanings(cause.object_type) if cause.object_type in _schemas(cause) else {}
     if str(cause.key) in known:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dualpace.errors import ConfigError
-from dualpace.settings.compose import load
+from dualpace.settings.compose import check_words, load
 from dualpace.settings.meaning import meanings, summary
 from dualpace.settings.schema import ROOTS, VARIANTS
 from dualpace.settings.wording import unknown_option
@@ -36,7 +36,8 @@ from dualpace.settings.wording import unknown_option
         ("server.port=1,2", "server.port=1,2 has several values: for a list write [a,b]"),
         ("gpu=2", "A group is set to one of its choices, group=choice"),
         ("+gpu.colour=red", "+colour is no setting of GpuConfig: a + adds only hw and experiment."),
-        ("+hw=cpu +hw=h200", "hw is chosen more than once: keep one of its choices."),
+        ("+hw=cpu +hw=h200", "hw is chosen twice, as cpu and as h200: keep one of them."),
+        ("policy=neo policy=paper", "policy is chosen twice, as neo and as paper: keep one of "),
         ("gpu.device=${oc.env:NOT_SET}", "gpu.device refers to what is not there"),
     ],
 )
@@ -54,6 +55,12 @@ def test_a_mistake_is_one_sentence(overrides: str, sentence: str) -> None:
         ("hw: {cores: 1}", "hw/own.yaml sets hw inside of hw: begin the file with the line '# @"),
         ("# @package _global_\nhw: {cors: 1}", "In hw/own.yaml, hw.cors is no setting: did you "),
         ("# @package _global_\nhw: {cores: x}", "hw.cores in hw/own.yaml does not fit: hw.cores"),
+        ("- a\n- b", "hw/own.yaml has ['a', 'b'] in place of settings, which are written key: "),
+        ("# @package _global_\nhw: 5", "hw/own.yaml has 5 in place of settings, which are "),
+        ("# @package _global_\ndefaults: policy", "Invalid defaults list in 'hw/own', defaults "),
+        ("hw: {cores: 1\n", "/hw/own.yaml, line 2, is not valid YAML: expected ',' or '}'"),
+        ("hw:\n\tcores: 1", "/hw/own.yaml, line 2, is not valid YAML: found character '\\t' that"),
+        ("hw: {}\nhw: {}", "/hw/own.yaml, line 2, is not valid YAML: found duplicate key hw"),
     ],
 )
 def test_a_mistake_in_a_file_of_ones_own_names_it(text: str, sentence: str, tmp_path: Path) -> None:
@@ -61,7 +68,16 @@ def test_a_mistake_in_a_file_of_ones_own_names_it(text: str, sentence: str, tmp_
     (tmp_path / "hw" / "own.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(f"hydra.searchpath=['file://{tmp_path}']", "+hw=own")
-    assert str(caught.value).startswith(sentence)
+    said = str(caught.value)
+    assert said.removeprefix(str(tmp_path)).startswith(sentence)
+    assert said[-1] in ".?" and "\n" not in said
+
+
+def test_a_file_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "hw").mkdir()
+    (tmp_path / "hw" / "own.yaml").write_bytes(b"# @package _global_\nhw: {name: \xe9}\n")
+    with pytest.raises(ConfigError, match=r"/hw/own\.yaml, line 2, is not UTF-8 .* byte 0xe9\.$"):
+        check_words(["--config-dir", str(tmp_path), "+hw=own"])
 
 
 @pytest.mark.parametrize("choice", ["azure", "sharegpt"])
