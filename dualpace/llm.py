@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.engine_client import ENGINE_MODULE, ENGINES, EngineClient, StartFailed
+from dualpace.runtime.engine_client import ENGINE_MODULE, EngineClient, StartFailed
 from dualpace.runtime.generation import (
     Tokenizer,
     check_prompt,
@@ -32,6 +32,7 @@ from dualpace.runtime.generation import (
 )
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.types import ENGINES
 
 T = TypeVar("T")
 Message = Mapping[str, Any]

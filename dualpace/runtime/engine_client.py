@@ -24,12 +24,12 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import start_process
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.token_stream import TokenStream
+from dualpace.runtime.types import ENGINES
 from dualpace.runtime.wire import Message
 
 log = logging.getLogger(__name__)
 
 ENGINE_MODULE = "dualpace.runtime.engine"
-ENGINES = ("gpu", "cpu")  # by `messages.Tokens.engines`
 _EXIT_S = 10.0  # that an engine may take to end after its drain
 _MAX_TOKENS = 2**31 - 1
 

@@ -131,7 +131,7 @@ class Piece:
 
     text: str
     token_ids: list[int]
-    engines: list[int]  # who made each token, index into `engine_client.ENGINES`
+    engines: list[int]  # who made each token, index into `types.ENGINES`
     finish_reason: str | None
 
 

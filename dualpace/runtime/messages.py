@@ -15,6 +15,8 @@ from dualpace.runtime.wire import F32, F64, I32, I64, U8, Message
 DECODE, PREFILL_GPU, PREFILL_CPU = 0, 1, 2  # `GpuBatch.kinds`
 HOST_FIRST, HOST_SECOND = 3, 4  # host-resident decodes in lockstep (neo): sub-batch 0 and 1
 SWAP_OUT, SWAP_IN = 0, 1  # `GpuBatch.transfer_kinds`
+NOT_FINISHED, STOP, LENGTH = 0, 1, 2  # `Tokens.finished`
+FINISH_REASONS = (None, "stop", "length")  # by those: the words of the HTTP interface
 TOKEN_IN_FLIGHT = -1  # a decode row whose input is the token that the step before samples
 
 
@@ -211,7 +213,7 @@ class Refused(Message, kind=23):
 
 @dataclass(slots=True)
 class Tokens(Message, kind=24):
-    """One round's tokens. `engines`: 0 GPU, 1 CPU. `finished`: 0 no, 1 stop (EOS), 2 length."""
+    """One round's tokens. `engines` are `types.Owner`s; STOP is an EOS or a stop token."""
 
     request_ids: I64
     tokens: I32

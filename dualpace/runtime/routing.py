@@ -11,6 +11,10 @@ class Route(StrEnum):
     FUSED_ASSIST = "fused_assist"  # every post-attention as an assist, the last with the post-layer
 
 
+ROUTES = tuple(Route)
+"""A message names a route by its place here."""
+
+
 def route(batch_size: int, post_attention_limit: int, post_layer_limit: int) -> Route:
     """Route of a batch of `batch_size` rows by the thresholds P and F (Equation 5).
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-_FINISH_REASONS = (None, "stop", "length")  # by `messages.Tokens.finished`
+from dualpace.runtime.messages import FINISH_REASONS
 
 
 @dataclass(slots=True)
 class Update:
-    """Tokens that came since the last one; `engines` says who made each (index into ENGINES)."""
+    """Tokens that came since the last one; `engines` says who made each, by place in ENGINES."""
 
     token_ids: list[int] = field(default_factory=list)
     engines: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class TokenStream:
         update.token_ids.append(token_id)
         update.engines.append(engine)
         if finished:
-            update.finish_reason = _FINISH_REASONS[finished]
+            update.finish_reason = FINISH_REASONS[finished]
             self._ended = True
         self._wake()
 

@@ -3,7 +3,7 @@ token text.
 """
 
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
 BLOCK_TOKENS = 16
 """Tokens in one KV block, on both tiers."""
@@ -23,21 +23,16 @@ class Owner(IntEnum):
     CPU = 1
 
 
+ENGINES = ("gpu", "cpu")
+"""Their names, by `Owner`."""
+
+
 class Phase(IntEnum):
     """Where a request is in its life."""
 
     WAITING = 0  # no KV, or the first chunks of a prompt that is prefilled over several rounds
     DECODING = 1  # its whole context is stored, or the round that stores it has been committed
     ENDED = 2  # finished or cancelled; blocks may linger until rounds and copies in flight let go
-
-
-class FinishReason(StrEnum):
-    """Why a request ended, in the words of the HTTP interface."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    ERROR = "error"
 
 
 @dataclass(slots=True, eq=False)

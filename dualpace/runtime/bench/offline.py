@@ -27,9 +27,10 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import AzureWorkloadConfig
 from dualpace.runtime.bench.metrics import RequestRecord, summarize, window_rates
 from dualpace.runtime.bench.workload import RequestSpec, load_workload
-from dualpace.runtime.engine_client import ENGINES, EngineClient
+from dualpace.runtime.engine_client import EngineClient
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.types import ENGINES
 from dualpace.settings.compose import load
 from dualpace.settings.resolve import resolve
 

@@ -1,11 +1,9 @@
-"""What a request says (tokens, sampling), and how a scheduled step becomes a worker's message.
+"""How a scheduled step becomes a worker's message.
 
 The scheduler never sees a token, the workers never see a request; here both meet.
 """
 
-from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -14,10 +12,10 @@ import numpy.typing as npt
 
 from dualpace.graphs.uniform import uniforms
 from dualpace.runtime import messages
-from dualpace.runtime.engine.edits import Editor, encode_edits
-from dualpace.runtime.routing import Route
+from dualpace.runtime.engine.conversations import Conversation
+from dualpace.runtime.engine.edits import encode_edits
+from dualpace.runtime.routing import ROUTES, Route
 from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Row, RowKind, TransferKind
-from dualpace.runtime.types import Request, blocks_for
 from dualpace.runtime.wire import U8
 
 _KINDS = {
@@ -29,45 +27,7 @@ _TRANSFER_KINDS = {
     TransferKind.SWAP_OUT: messages.SWAP_OUT,
     TransferKind.SWAP_IN: messages.SWAP_IN,
 }
-ROUTES = tuple(Route)
 _SEED_MASK = (1 << 64) - 1
-
-
-@dataclass(slots=True)
-class Conversation:
-    """A request's content: prompt and output tokens so far, and how to sample the next one."""
-
-    request: Request
-    tokens: list[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    ends: frozenset[int]  # tokens that end the answer
-    editor: Editor | None = None  # of its logits, where it asks for that
-
-    table: "array[int]" = field(default_factory=lambda: array("i"))  # copy of `listed`
-    listed: list[int] | None = None
-
-    def input_tokens(self, row: Row) -> list[int]:
-        """Tokens at positions `row.start ...`; the one still being sampled is TOKEN_IN_FLIGHT."""
-        known = self.tokens[row.start : row.start + row.num_tokens]
-        if len(known) == row.num_tokens:
-            return known
-        return known + [messages.TOKEN_IN_FLIGHT] * (row.num_tokens - len(known))
-
-    def block_table(self, row: Row) -> "array[int]":
-        """Ids of the row's blocks. Their list only grows, also for later steps, while the request
-        stays in a pool; so only what is new is converted.
-        """
-        blocks, table = row.blocks, self.table
-        if blocks is not self.listed:
-            self.listed, self.table = blocks, array("i", blocks)
-            table = self.table
-        elif len(blocks) > len(table):
-            table.extend(blocks[len(table) :])
-        count = blocks_for(row.start + row.num_tokens)
-        return table if count == len(table) else table[:count]
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

@@ -20,30 +20,25 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpace.runtime import messages
-from dualpace.runtime.engine.batches import Conversation, cpu_batch, gpu_batch
-from dualpace.runtime.engine.edits import Editor
+from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
+from dualpace.runtime.engine.conversations import Conversation, open_conversations
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.settings import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
-from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.limits import RequestTooLong
 from dualpace.runtime.schedule.log import request_record, round_record
 from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep, Row
 from dualpace.runtime.schedule.state import State
-from dualpace.runtime.types import Request
+from dualpace.runtime.types import ENGINES, Owner, Request
 from dualpace.runtime.wire import Message
 from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 
 log = logging.getLogger(__name__)
 
 Int32 = npt.NDArray[np.int32]
-
-GPU, CPU = 0, 1  # `messages.Tokens.engines`
-NOT_FINISHED, STOP, LENGTH = 0, 1, 2  # `messages.Tokens.finished`
-_NO_RULES = LogitRules()
 
 
 class LLMEngine:
@@ -145,38 +140,24 @@ class LLMEngine:
         self._changed()
 
     def _submit(self, batch: messages.Submit) -> None:
-        asked = json.loads(batch.rules) if batch.rules else {}
-        for i, request_id in enumerate(batch.request_ids.tolist()):
-            tokens = batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].tolist()
-            rules = LogitRules.of(asked[str(i)]) if str(i) in asked else _NO_RULES
-            request = Request(
-                id=request_id,
-                prompt_len=len(tokens),
-                max_tokens=int(batch.max_tokens[i]),
-                arrival_s=float(batch.arrivals_s[i]) - self._start_s,
-                needs_last_token=rules.counts_tokens,
-            )
-            eos = frozenset[int]() if batch.ignore_eos[i] else self._eos
-            conversation = Conversation(
-                request=request,
-                tokens=tokens,
-                temperature=float(batch.temperature[i]),
-                top_k=int(batch.top_k[i]),
-                top_p=float(batch.top_p[i]),
-                seed=int(batch.seeds[i]),
-                ends=eos.union(rules.stop_token_ids) if rules.stop_token_ids else eos,
-                editor=Editor(rules, len(tokens), self._eos) if rules.edits_logits else None,
-            )
-            try:
-                if not self._accepting:
-                    raise RequestTooLong("the server is shutting down")
-                self._state.add(request)
-            except RequestTooLong as error:
-                self._send(messages.Refused(request_id, str(error)))
+        for conversation in open_conversations(batch, self._eos, self._start_s):
+            request = conversation.request
+            if refusal := self._refusal(request):
+                self._send(messages.Refused(request.id, refusal))
                 self._log_request(conversation, refused=True)
                 continue
-            self._conversations[request_id] = conversation
+            self._conversations[request.id] = conversation
             self._all_done.clear()
+
+    def _refusal(self, request: Request) -> str:
+        """Gives it to the scheduler, or says why not."""
+        if not self._accepting:
+            return "the server is shutting down"
+        try:
+            self._state.add(request)
+        except RequestTooLong as error:
+            return str(error)
+        return ""
 
     def _cancel(self, request_id: int) -> None:
         conversation = self._conversations.get(request_id)
@@ -218,7 +199,7 @@ class LLMEngine:
         if role == "gpu":
             self._gpu_steps.clear()
             self._state.lose_gpu()
-        elif any(any(step.host_rows) for step in self._gpu_steps):
+        elif any(step.has_host_rows for step in self._gpu_steps):
             self._workers.gpu.kill()  # it waits for attention that nobody will compute
         elif self._cpu_step is not None:
             self._cpu_step = None
@@ -238,7 +219,7 @@ class LLMEngine:
                 if step is None:
                     break
                 batch = gpu_batch(step, self._conversations, self._workers.epoch)
-                if any(step.host_rows):
+                if step.has_host_rows:
                     self._workers.cpu.send(batch)
                 self._workers.gpu.send(batch)
                 self._gpu_steps.append(step)
@@ -279,33 +260,30 @@ class LLMEngine:
         step = self._gpu_steps.popleft()
         assert step.number == done.step
         own = len(step.rows)
-        finished = self._take_tokens(step.rows, done.tokens[:own], GPU)
+        finished = self._take_tokens(step.rows, done.tokens[:own], Owner.GPU)
         host = [*step.host_rows[0], *step.host_rows[1]]
-        finished |= self._take_tokens(host, done.tokens[own:], CPU)
-        self._stats.count_step(GPU, done)
-        self._log_round("gpu", self._state.apply_gpu(step, finished), done)
+        finished |= self._take_tokens(host, done.tokens[own:], Owner.CPU)
+        self._log_round(Owner.GPU, self._state.apply_gpu(step, finished), done)
 
     def _apply_cpu(self, done: messages.StepDone) -> None:
         step = self._cpu_step
         assert step is not None and step.number == done.step
         self._cpu_step = None
-        finished = self._take_tokens(step.rows, done.tokens, CPU)
-        self._stats.count_step(CPU, done)
-        self._log_round("cpu", self._state.apply_cpu(step, finished), done)
+        finished = self._take_tokens(step.rows, done.tokens, Owner.CPU)
+        self._log_round(Owner.CPU, self._state.apply_cpu(step, finished), done)
 
-    def _take_tokens(self, rows: list[Row], sampled: Int32, engine: int) -> set[int]:
+    def _take_tokens(self, rows: list[Row], sampled: Int32, owner: Owner) -> set[int]:
         """Appends each row's token to its conversation; returns the ids that end with it."""
         ids, tokens, ends = [], [], []
-        conversations, finish_of = self._conversations, self._finish_of
+        conversations = self._conversations
         for row, token in zip(rows, sampled.tolist(), strict=True):
             request_id = row.request.id
             conversation = conversations.get(request_id)
             if not row.sample or conversation is None:  # cancelled, or ended one round earlier
                 continue
-            conversation.tokens.append(token)
             ids.append(request_id)
             tokens.append(token)
-            ends.append(finish_of(conversation, token))
+            ends.append(conversation.append(token))
         finished = {i for i, end in zip(ids, ends, strict=True) if end} if any(ends) else set()
         for request_id in finished:
             self._forget(self._conversations[request_id])
@@ -314,19 +292,12 @@ class LLMEngine:
                 messages.Tokens(
                     np.array(ids, np.int64),
                     np.array(tokens, np.int32),
-                    np.full(len(ids), engine, np.uint8),
+                    np.full(len(ids), owner, np.uint8),
                     np.array(ends, np.uint8),
                 )
             )
-        self._stats.count_tokens(engine, len(ids))
+        self._stats.count_tokens(owner, len(ids))
         return finished
-
-    def _finish_of(self, conversation: Conversation, token: int) -> int:
-        if token in conversation.ends:
-            return STOP
-        request = conversation.request
-        num_output = len(conversation.tokens) - request.prompt_len
-        return LENGTH if num_output >= request.max_tokens else NOT_FINISHED
 
     # ---- books
 
@@ -339,17 +310,17 @@ class LLMEngine:
     def _log_request(
         self, conversation: Conversation, refused: bool = False, cancelled: bool = False
     ) -> None:
-        output_len = len(conversation.tokens) - conversation.request.prompt_len
+        request, output_len = conversation.request, conversation.num_output
         self._request_log.write(
-            request_record(conversation.request, output_len, refused=refused, cancelled=cancelled)
+            request_record(request, output_len, refused=refused, cancelled=cancelled)
         )
 
-    def _log_round(self, engine: str, applied: Applied, done: messages.StepDone) -> None:
+    def _log_round(self, owner: Owner, applied: Applied, done: messages.StepDone) -> None:
         started_s = done.started_s - self._start_s
-        route = self._cpu_route if engine == "cpu" else None
-        record = round_record(engine, applied, started_s, done.duration_s, route)
+        route = self._cpu_route if owner is Owner.CPU else None
+        record = round_record(ENGINES[owner], applied, started_s, done.duration_s, route)
         self._round_log.write(record)
-        self._stats.count_round(engine, record)
+        self._stats.count_round(owner, done, record)
         if not self._conversations:
             self._round_log.flush()
 

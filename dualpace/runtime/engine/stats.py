@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dualpace.runtime.messages import AssistDone, StepDone
+from dualpace.runtime.types import ENGINES, Owner
 
 if TYPE_CHECKING:
     from dualpace.runtime.engine.pair import WorkerPair
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ENGINES = ("gpu", "cpu")
 _ASSIST_PARTS = ("wait", "launch", "h2d", "compute", "sampling", "d2h", "finalize")
 
 
@@ -32,18 +32,17 @@ class EngineStats:
     assist_calls: int = 0
     assist_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def count_tokens(self, engine: int, num_tokens: int) -> None:
-        self.tokens[_ENGINES[engine]] += num_tokens
+    def count_tokens(self, owner: Owner, num_tokens: int) -> None:
+        self.tokens[ENGINES[owner]] += num_tokens
 
-    def count_step(self, engine: int, done: StepDone) -> None:
-        name = _ENGINES[engine]
+    def count_round(self, owner: Owner, done: StepDone, record: dict[str, Any]) -> None:
+        """`done` is the worker's word of it, `record` the round log's."""
+        name = ENGINES[owner]
+        self.rounds[name] += 1
         self.busy_s[name] += done.duration_s
         if done.compiles_after_ready > self.compiles_after_ready[name]:
             log.error("the %s worker compiled in step %d, after it was ready", name, done.step)
         self.compiles_after_ready[name] = done.compiles_after_ready
-
-    def count_round(self, engine: str, record: dict[str, Any]) -> None:
-        self.rounds[engine] += 1
         if record["route"]:
             self.routes[record["route"]] += 1
         for event in ("prefill_gpu", "prefill_cpu", "swap_out", "swap_in", "marked", "preempted"):

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from dualpace.runtime import messages as m
-from dualpace.runtime.routing import Route
+from dualpace.runtime.routing import ROUTES, Route
 from dualpace.runtime.types import BLOCK_TOKENS
 from dualpace.runtime.wire import I32
-
-_ROUTES = tuple(Route)
 
 
 class BatchMaker:
@@ -54,7 +52,7 @@ class BatchMaker:
         offsets, blocks = tables(self._host_blocks, rows, context)
         return m.CpuBatch(
             step=self._steps,
-            route=_ROUTES.index(route),
+            route=ROUTES.index(route),
             request_ids=np.arange(rows, dtype=np.int64),
             token_ids=self._tokens(rows),
             starts=np.full(rows, context - 1, np.int32),

@@ -13,8 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from dualpace.runtime.engine_client import ENGINES, EngineClient, EngineGone
+from dualpace.runtime.engine_client import EngineClient, EngineGone
 from dualpace.runtime.generation import Piece
+from dualpace.runtime.types import ENGINES
 
 _STATS_TIMEOUT_S = 2.0
 _LABELS = ("model_name", "engine")  # vLLM's; its `engine` is a replica's number

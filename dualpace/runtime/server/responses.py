@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dualpace.runtime.engine_client import ENGINES
+from dualpace.runtime.types import ENGINES
 
 
 class Shape(Protocol):

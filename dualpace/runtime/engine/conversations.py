@@ -1,0 +1,94 @@
+"""What a request says: its tokens, and how the next one is sampled. Knows no queues or workers."""
+
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dualpace.runtime.engine.edits import Editor
+from dualpace.runtime.logit_rules import LogitRules
+from dualpace.runtime.messages import LENGTH, NOT_FINISHED, STOP, TOKEN_IN_FLIGHT, Submit
+from dualpace.runtime.schedule.rounds import Row
+from dualpace.runtime.types import Request, blocks_for
+
+_NO_RULES = LogitRules()
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A request's content: prompt and output tokens so far, and how to sample the next one."""
+
+    request: Request
+    tokens: list[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    ends: frozenset[int]  # tokens that end the answer
+    editor: Editor | None = None  # of its logits, where it asks for that
+
+    table: "array[int]" = field(default_factory=lambda: array("i"))  # copy of `listed`
+    listed: list[int] | None = None
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.request.prompt_len
+
+    def append(self, token: int) -> int:
+        """Its next token; returns whether the answer ends with it, as `messages.Tokens` says it."""
+        self.tokens.append(token)
+        if token in self.ends:
+            return STOP
+        request = self.request
+        is_full = len(self.tokens) - request.prompt_len >= request.max_tokens
+        return LENGTH if is_full else NOT_FINISHED
+
+    def input_tokens(self, row: Row) -> list[int]:
+        """Tokens at positions `row.start ...`; the one still being sampled is TOKEN_IN_FLIGHT."""
+        known = self.tokens[row.start : row.start + row.num_tokens]
+        if len(known) == row.num_tokens:
+            return known
+        return known + [TOKEN_IN_FLIGHT] * (row.num_tokens - len(known))
+
+    def block_table(self, row: Row) -> "array[int]":
+        """Ids of the row's blocks. Their list only grows, also for later steps, while the request
+        stays in a pool; so only what is new is converted.
+        """
+        blocks, table = row.blocks, self.table
+        if blocks is not self.listed:
+            self.listed, self.table = blocks, array("i", blocks)
+            table = self.table
+        elif len(blocks) > len(table):
+            table.extend(blocks[len(table) :])
+        count = blocks_for(row.start + row.num_tokens)
+        return table if count == len(table) else table[:count]
+
+
+def open_conversations(
+    batch: Submit, eos: frozenset[int], start_s: float
+) -> Iterator[Conversation]:
+    """Of the batch's requests, each with the scheduler's part of it. `start_s` is when the
+    engine's own time begins.
+    """
+    asked = json.loads(batch.rules) if batch.rules else {}
+    for i, request_id in enumerate(batch.request_ids.tolist()):
+        tokens = batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].tolist()
+        rules = LogitRules.of(asked[str(i)]) if str(i) in asked else _NO_RULES
+        ends = frozenset[int]() if batch.ignore_eos[i] else eos
+        request = Request(
+            id=request_id,
+            prompt_len=len(tokens),
+            max_tokens=int(batch.max_tokens[i]),
+            arrival_s=float(batch.arrivals_s[i]) - start_s,
+            needs_last_token=rules.counts_tokens,
+        )
+        yield Conversation(
+            request=request,
+            tokens=tokens,
+            temperature=float(batch.temperature[i]),
+            top_k=int(batch.top_k[i]),
+            top_p=float(batch.top_p[i]),
+            seed=int(batch.seeds[i]),
+            ends=ends.union(rules.stop_token_ids) if rules.stop_token_ids else ends,
+            editor=Editor(rules, len(tokens), eos) if rules.edits_logits else None,
+        )
