@@ -26,7 +26,9 @@ class HwConfig:
     cpu: str | None = None  # product name
     cores: int | None = None  # physical cores given to serving
     host_gib: float | None = None  # memory that serving may use
-    profile: str | None = None  # a file of conf/measured, or a path; None: safe defaults
+    # A file of conf/measured, or a path | auto: the newest of conf/measured that was measured here
+    # with this model, else as None | None: safe defaults
+    profile: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)

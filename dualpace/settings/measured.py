@@ -7,9 +7,9 @@ Imports neither torch nor scipy, so that resolving a plan stays instant; writing
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from omegaconf import OmegaConf
+import yaml
 
 from dualpace.cpu.config import MAX_BATCH_SIZE
 from dualpace.errors import ConfigError
@@ -17,10 +17,15 @@ from dualpace.runtime.config import TOKEN_LIMIT
 from dualpace.runtime.plan import ProfilePlan
 from dualpace.runtime.step_times import StepTimes
 from dualpace.settings.compose import conf_dir
-from dualpace.settings.machine import STAND_IN, Fingerprint, differences
+from dualpace.settings.machine import Fingerprint, differences
 from dualpace.settings.schema import SystemConfig
 
 C = TypeVar("C", bound=SystemConfig)
+# Written in C where it can be: a profile is read at every start.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+AUTO = "auto"  # of hw.profile, as hw files say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +39,30 @@ class MeasuredProfile:
     token_limit: int
     cpu_batch_limit: int
     step_times: StepTimes | None = None  # profiles of older versions have none
+    date: str = ""  # ISO 8601
 
     @classmethod
     def read(cls, name: str) -> Self:
         """From `conf/measured/NAME.yaml`, or the path NAME. ConfigError if it is no profile."""
         file = Path(name).expanduser()
         if file.suffix != ".yaml":
-            file = Path(conf_dir()) / "measured" / f"{name}.yaml"
+            file = _folder() / f"{name}.yaml"
         if not file.is_file():
             raise ConfigError(
                 f"hw.profile={name} is not there ({file}): run `python scripts/profile_hw.py "
                 f"profile.name={Path(name).stem}`, or set hw.profile=null for safe defaults."
             )
-        data: Any = OmegaConf.to_container(OmegaConf.load(file))
         try:
+            data = yaml.load(file.read_text(), Loader=_Loader)
             points = data.get("step_times")
-            times = StepTimes.from_points(points) if points else None
-            return cls(data["name"], data["fingerprint"], **data["settings"], step_times=times)
-        except (KeyError, TypeError, ValueError) as error:
+            return cls(
+                data["name"],
+                data["fingerprint"],
+                **data["settings"],
+                step_times=StepTimes.from_points(points) if points else None,
+                date=str(data.get("measured", {}).get("date", "")),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
             raise ConfigError(
                 f"hw.profile={name} is no profile ({file}: {error}): measure it again with "
                 f"`python scripts/profile_hw.py profile.name={Path(name).stem}`."
@@ -60,23 +71,47 @@ class MeasuredProfile:
 
 def settled(config: C, here: Fingerprint) -> tuple[C, ProfilePlan]:
     """A copy of `config` in which limits that nobody set have the profile's values, or without a
-    profile safe ones; and what was taken from where. ConfigError for a profile of another machine
-    or model."""
+    profile safe ones; and what was taken from where. ConfigError for a profile that is named and of
+    another machine or model; `auto` looks for one that is of neither."""
     config = copy.deepcopy(config)
     name = config.hw.profile
-    taken: list[str] = []
-    times = None
-    if name is not None:
+    profile, missing = None, "no profile of this machine"
+    if name == AUTO:
+        profile, missing = _fitting(here)
+        name = profile.name if profile else None
+    elif name is not None:
         profile = MeasuredProfile.read(name)
         if found := differences(profile.fingerprint, here):
             raise ConfigError(_refusal(config, name, found))
-        taken, times = _fill(config, profile), _times(config, profile)
+    taken = [] if profile is None else _fill(config, profile)
     if config.gpu.token_limit is None:
         config.gpu.token_limit = TOKEN_LIMIT
     if config.cpu.max_batch_size is None:
         config.cpu.max_batch_size = MAX_BATCH_SIZE
-    note = _note(config, name, taken)
-    return config, ProfilePlan(name=name, settings=tuple(taken), note=note, step_times=times)
+    return config, ProfilePlan(
+        name=name,
+        settings=tuple(taken),
+        note=_note(config, name, taken, missing),
+        step_times=profile.step_times if profile else None,
+    )
+
+
+def _fitting(here: Fingerprint) -> tuple[MeasuredProfile | None, str]:
+    """The newest profile of this machine and model, or why there is none."""
+    profiles = [MeasuredProfile.read(file.stem) for file in sorted(_folder().glob("*.yaml"))]
+    fitting = [p for p in profiles if not differences(p.fingerprint, here)]
+    if fitting:
+        return max(fitting, key=lambda profile: profile.date), ""
+    missing = "no profile of this machine with this model"
+    near = [p for p in profiles if all(p.fingerprint.get(k) == here[k] for k in ("cpu", "gpu"))]
+    if near:
+        found = [f"{p.name}: {'; '.join(differences(p.fingerprint, here))}" for p in near]
+        missing += f" (there is {', and '.join(found)})"
+    return None, missing
+
+
+def _folder() -> Path:
+    return Path(conf_dir()) / "measured"
 
 
 def _fill(config: SystemConfig, profile: MeasuredProfile) -> list[str]:
@@ -96,14 +131,6 @@ def _fill(config: SystemConfig, profile: MeasuredProfile) -> list[str]:
     return taken
 
 
-def _times(config: SystemConfig, profile: MeasuredProfile) -> StepTimes | None:
-    """The times count an assist between rounds. A GPU that serves it beside them loses less to it,
-    by how much is not known: they would close a host tier that pays.
-    """
-    beside = config.assist.mode == "stream" and profile.fingerprint["gpu"] != STAND_IN
-    return None if beside else profile.step_times
-
-
 def _refusal(config: SystemConfig, name: str, found: list[str]) -> str:
     return (
         f"hw.profile={name} was measured on something else ({'; '.join(found)}): run "
@@ -111,10 +138,10 @@ def _refusal(config: SystemConfig, name: str, found: list[str]) -> str:
     )
 
 
-def _note(config: SystemConfig, name: str | None, taken: list[str]) -> str:
+def _note(config: SystemConfig, name: str | None, taken: list[str], missing: str) -> str:
     if name is None:
         return (
-            "no profile of this machine, so safe defaults where nothing was set: measure one with "
+            f"{missing}, so safe defaults where nothing was set: measure one with "
             f"`{command(config)}`"
         )
     return f"{', '.join(taken) or 'nothing'} from {name}; all else as set"

@@ -52,14 +52,52 @@ def test_a_profiles_step_times_reach_the_plan_and_the_policy(
         plan(f"hw.profile={file}")
 
 
-def test_times_of_assists_between_rounds_do_not_judge_those_beside_them() -> None:
+@pytest.mark.parametrize("mode", ["stream", "boundary"])
+def test_times_judge_the_host_tier_wherever_assists_are_served(mode: str) -> None:
     name = "h200_llama_31_8b"
     shipped = MeasuredProfile.read(name)
-    assert shipped.step_times is not None
-    for mode, times in (("stream", None), ("boundary", shipped.step_times)):
-        config = load(f"hw.profile={name}", f"assist.mode={mode}")
-        config, taken = settled(config, shipped.fingerprint)
-        assert (config.gpu.token_limit, taken.step_times) == (shipped.token_limit, times)
+    config, taken = settled(load(f"hw.profile={name}", f"assist.mode={mode}"), shipped.fingerprint)
+    assert taken.step_times == shipped.step_times is not None
+    assert config.gpu.token_limit == shipped.token_limit
+
+
+@pytest.mark.parametrize("hw", ["hw.profile=auto", "+hw=h200"])
+def test_a_hw_file_finds_the_profile_of_this_model(hw: str) -> None:
+    shipped = MeasuredProfile.read("h200_llama_31_8b")
+    config, taken = settled(load(hw), shipped.fingerprint)
+    assert taken.name == shipped.name and taken.step_times == shipped.step_times
+    assert config.gpu.token_limit == shipped.token_limit
+    assert config.assist.post_attention_limit == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("model", "40 layers"), ("gpu_tp", 2)])
+def test_another_model_or_tp_starts_with_safe_defaults_and_says_how_to_measure(
+    key: str, value: object
+) -> None:
+    shipped = MeasuredProfile.read("h200_llama_31_8b")
+    other = {**shipped.fingerprint, key: value}
+    config, taken = settled(load("+hw=h200", "model.source=random:qwen3-14b"), other)
+    assert (taken.name, taken.settings, taken.step_times) == (None, (), None)
+    assert (config.gpu.token_limit, config.cpu.max_batch_size) == (1024, 256)
+    assert f"{shipped.fingerprint[key]} there, {value} here" in taken.note
+    command = "`python scripts/profile_hw.py +hw=h200 model.source=random:qwen3-14b`"
+    assert taken.note.endswith(
+        f"so safe defaults where nothing was set: measure one with {command}"
+    )
+    with pytest.raises(ConfigError, match="was measured on something else"):
+        settled(load("+hw=h200", f"hw.profile={shipped.name}"), other)
+
+
+def test_of_several_profiles_that_fit_the_newest_is_taken(
+    write_profile: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "measured").mkdir()
+    made = yaml.safe_load(Path(write_profile()).read_text())
+    for name, day in (("a", 1), ("b", 3), ("c", 2)):
+        data = {**made, "name": name, "measured": {"date": f"2026-01-0{day}"}}
+        (tmp_path / "measured" / f"{name}.yaml").write_text(yaml.safe_dump(data))
+    monkeypatch.setattr("dualpace.settings.measured.conf_dir", lambda: str(tmp_path))
+    assert plan("hw.profile=auto").profile.name == "b"
 
 
 def test_explicit_settings_win_over_the_profile(write_profile: Callable[..., str]) -> None:
@@ -148,7 +186,6 @@ def test_shipped_profiles_can_be_read_and_say_where_they_come_from() -> None:
         assert "date:" in file.read_text()
 
 
-def test_hw_files_name_profiles_that_are_shipped() -> None:
+def test_hw_files_look_for_a_profile() -> None:
     for file in (Path(conf_dir()) / "hw").glob("*.yaml"):
-        name = load(f"+hw={file.stem}").hw.profile
-        assert name is None or MeasuredProfile.read(name).name == name
+        assert load(f"+hw={file.stem}").hw.profile == "auto"
