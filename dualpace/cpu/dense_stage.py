@@ -5,7 +5,7 @@ For bf16 weights without biases. This file knows nothing about models or graphs.
 """
 
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from dualpace.cpu import norm_kernel as kernel
 from dualpace.cpu.gemm import (
     MAX_ROWS,
     TILES,
+    Block,
     Call,
     Epilogue,
     TileLinear,
@@ -105,22 +106,22 @@ class PostAttention:
     def _run(self, attn: Tensor, x: Tensor, out: Tensor) -> None:
         sizes = self._o.inputs, self._o.outputs, self._gate_up.outputs
         calls = self._rooms.calls(("post", len(x), sizes, self._bits), lambda: self.calls(len(x)))
-        self.fill(calls, attn, x, out)
+        self.fill([call.block for call in calls], attn, x, out)
         for call in calls:
             call()
 
-    def fill(self, calls: tuple[Call, ...], attn: Tensor, x: Tensor, out: Tensor) -> None:
-        """Make `calls`, of `calls` of a layer of equal sizes, this layer's; out may be x."""
-        o, norm, gate_up, down = calls
-        o.block[gemm.INPUT] = attn.data_ptr()
-        o.block[gemm.INPUT_STRIDE] = attn.stride(0) * 2
-        o.block[gemm.WEIGHT] = self._o.address
-        o.block[gemm.OTHER] = x.data_ptr()
-        o.block[gemm.OTHER_STRIDE] = x.stride(0) * 2
-        norm.block[kernel.WEIGHT] = self._norm.data_ptr()
-        gate_up.block[gemm.WEIGHT] = self._gate_up.address
-        down.block[gemm.WEIGHT] = self._down.address
-        down.block[gemm.OUT] = out.data_ptr()
+    def fill(self, blocks: Sequence[Block], attn: Tensor, x: Tensor, out: Tensor) -> None:
+        """Make the blocks of `calls` of any layer of equal sizes this layer's; out may be x."""
+        o, norm, gate_up, down = blocks
+        o[gemm.INPUT] = attn.data_ptr()
+        o[gemm.INPUT_STRIDE] = attn.stride(0) * 2
+        o[gemm.WEIGHT] = self._o.address
+        o[gemm.OTHER] = x.data_ptr()
+        o[gemm.OTHER_STRIDE] = x.stride(0) * 2
+        norm[kernel.WEIGHT] = self._norm.data_ptr()
+        gate_up[gemm.WEIGHT] = self._gate_up.address
+        down[gemm.WEIGHT] = self._down.address
+        down[gemm.OUT] = out.data_ptr()
 
     def calls(self, rows: int) -> tuple[Call, Call, Call, Call]:
         """The four kernels for up to MAX_ROWS rows, right while the rooms' state is what it is.

@@ -185,6 +185,9 @@ class TileLinear:
                 raise ValueError(f"{name} must be bf16 [{x.shape[0]}, {width}] with whole rows")
 
 
+Block = NDArray[np.int64]  # the argument block of a kernel
+
+
 class Call:
     """A kernel, its argument block, which begins with counters, and how many threads run it."""
 

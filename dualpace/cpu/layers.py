@@ -18,8 +18,7 @@ from dualpace.cpu.dense_stage import PostAttention, Rooms
 from dualpace.cpu.gemm import MAX_ROWS, Call
 from dualpace.cpu.qkv import Places, PreAttention, place
 
-_MOST_PROGRAMS = 64  # a few hundred KB each
-_DECODE_COUNTERS = decode_kernel.NUM_CHUNKS
+_MOST_PROGRAMS = 256  # 100 KB each
 
 
 class Layers:
@@ -71,33 +70,29 @@ class _Program:
     """The chain for a number of rows, with the tensors between its kernels.
 
     x         bf16 [rows, H]: what goes in and comes out
-    products  the blocks of QKV's kernels, a row a layer
+    products  int64 [layers, fields]: the blocks of QKV's kernels
     """
 
     def __init__(self, layers: Layers, rows: int) -> None:
-        pre, post, count = layers.pre, layers.post, len(layers.pre)
-        self.x = torch.empty(rows, pre[0].hidden, dtype=torch.bfloat16)
-        self._q = torch.empty(rows, layers.decoder.num_q_heads, layers.decoder.head_dim).to(self.x)
+        decoder, caches = layers.decoder, layers.caches
+        first, last = layers.pre[0], layers.post[0]
+        self.x = torch.empty(rows, first.hidden, dtype=torch.bfloat16)
+        self._q = self.x.new_empty(rows, decoder.num_q_heads, decoder.head_dim)
         self._out = torch.empty_like(self._q)
-        self._caches = np.array([cache.data_ptr() for cache in layers.caches])
-        self._attention = np.zeros((count, decode_kernel.NUM_FIELDS), np.int64)
-        first, second = [], []
-        for i in range(count):
-            before, after = pre[i].calls(rows), post[i].calls(rows)
-            pre[i].fill(before, self.x, layers.caches[i], self._q)
-            post[i].fill(after, self._out.flatten(1), self.x, self.x)
-            first.append(before)
-            second.append(after)
-        self._kept = [call.kept for calls in (*first, *second) for call in calls]
-        self.products = np.stack([product.block for _, product in first])
+        self._caches = np.array([cache.data_ptr() for cache in caches])
+        attention = Call(decoder.function, decode_kernel.NUM_FIELDS, decode_kernel.NUM_CHUNKS, 0)
+        # Of one layer, in order; the others' blocks are copies, made each layer's own below.
+        self._calls = (*first.calls(rows), attention, *last.calls(rows))
+        blocks = [np.tile(call.block, (len(caches), 1)) for call in self._calls]
+        _, self.products, self._attention, *_ = blocks
         steps = []
-        for i, ((norm, product), after) in enumerate(zip(first, second, strict=True)):
-            attention = Step(layers.decoder.function, self._attention[i], _DECODE_COUNTERS)
+        for i, cache in enumerate(caches):
+            own = [block[i] for block in blocks]
+            layers.pre[i].fill(own[:2], self.x, cache, self._q)
+            layers.post[i].fill(own[3:], self._out.flatten(1), self.x, self.x)
             steps += [
-                _step(norm),
-                Step(product.function, self.products[i], product.num_counters),
-                attention,
-                *map(_step, after),
+                Step(call.function, block, call.num_counters)
+                for call, block in zip(self._calls, own, strict=True)
             ]
         self.chain = Chain(steps, torch.get_num_threads())
 
@@ -105,7 +100,3 @@ class _Program:
         """Have all layers attend by the round that the decoder has begun."""
         self._attention[:] = decoder.fill(self._q, cache, scale, self._out)
         self._attention[:, decode_kernel.CACHE] = self._caches
-
-
-def _step(call: Call) -> Step:
-    return Step(call.function, call.block, call.num_counters)

@@ -6,6 +6,7 @@ and writes keys and values straight into the paged cache, so that neither passes
 its own. This file knows nothing about models or who owns the blocks.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -20,6 +21,7 @@ from dualpace.cpu.dense_stage import Rooms, float_bits, norm_call
 from dualpace.cpu.gemm import (
     MAX_ROWS,
     TILES,
+    Block,
     Call,
     Epilogue,
     TileLinear,
@@ -117,30 +119,29 @@ class PreAttention:
                 ("pre", count, x.shape[1], self.heads, self._head_norms is None),
                 partial(self.calls, count),
             )
-            self.fill(calls, x[first:], cache, q[first:])
-            norm, qkv = calls
-            place(qkv.block, places, cache, first)
-            norm()
-            qkv()
+            self.fill([call.block for call in calls], x[first:], cache, q[first:])
+            place(calls[1].block, places, cache, first)
+            for call in calls:
+                call()
         return q
 
-    def fill(self, calls: tuple[Call, Call], x: Tensor, cache: Tensor, q: Tensor) -> None:
-        """Make `calls`, of `calls` of a layer of equal sizes, this layer's; the rest is `place`."""
-        norm, qkv = calls
-        norm.block[norms.INPUT] = x.data_ptr()
-        norm.block[norms.INPUT_STRIDE] = x.stride(0) * 2
-        norm.block[norms.WEIGHT] = self._norm.data_ptr()
-        norm.block[norms.EPSILON_BITS] = self._bits
-        qkv.block[kernel.WEIGHT] = self._qkv.address
-        qkv.block[kernel.BIAS] = self._qkv.bias_address
+    def fill(self, blocks: Sequence[Block], x: Tensor, cache: Tensor, q: Tensor) -> None:
+        """Make the blocks of `calls` of any layer of equal sizes this layer's, but for `place`."""
+        norm, qkv = blocks
+        norm[norms.INPUT] = x.data_ptr()
+        norm[norms.INPUT_STRIDE] = x.stride(0) * 2
+        norm[norms.WEIGHT] = self._norm.data_ptr()
+        norm[norms.EPSILON_BITS] = self._bits
+        qkv[kernel.WEIGHT] = self._qkv.address
+        qkv[kernel.BIAS] = self._qkv.bias_address
         if self._head_norms:
             q_norm, k_norm = (weight.data_ptr() for weight in self._head_norms)
-            qkv.block[kernel.Q_NORM], qkv.block[kernel.K_NORM] = q_norm, k_norm
-            qkv.block[kernel.EPSILON_BITS] = self._bits
-        qkv.block[kernel.OUT] = q.data_ptr()
-        qkv.block[kernel.CACHE] = cache.data_ptr()
-        qkv.block[kernel.HEAD_STRIDE] = cache.stride(2) * 2
-        qkv.block[kernel.VALUE_STRIDE] = cache.stride(1) * 2
+            qkv[kernel.Q_NORM], qkv[kernel.K_NORM] = q_norm, k_norm
+            qkv[kernel.EPSILON_BITS] = self._bits
+        qkv[kernel.OUT] = q.data_ptr()
+        qkv[kernel.CACHE] = cache.data_ptr()
+        qkv[kernel.HEAD_STRIDE] = cache.stride(2) * 2
+        qkv[kernel.VALUE_STRIDE] = cache.stride(1) * 2
 
     def calls(self, rows: int) -> tuple[Call, Call]:
         """Both kernels for up to MAX_ROWS rows, right while the rooms' state is what it is."""
@@ -175,7 +176,7 @@ class PreAttention:
             raise ValueError(f"cos and sin must be [{len(x)}, {self._dim // 2}]")
 
 
-def place(qkv: NDArray[np.int64], places: Places, cache: Tensor, first: int = 0) -> None:
+def place(qkv: Block, places: Places, cache: Tensor, first: int = 0) -> None:
     """Have the block of a product, or the blocks of many over caches like this one, write the rows
     of a round from `first` on.
     """
