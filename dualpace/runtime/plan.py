@@ -187,7 +187,10 @@ class Plan:
 
 
 def _shown(value: Any) -> str:
-    """`a,b` for tuples, with runs of numbers as `0-7`, and `key=value` for pairs in one."""
+    """As on a command line: null, true, `a,b` for tuples, with runs of numbers as `0-7`, and
+    `key=value` for pairs in one."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if not isinstance(value, tuple):
         return str(value)
     parts: list[str] = []

@@ -55,3 +55,5 @@ def test_lines_show_every_group_once() -> None:
     assert [line.split(":")[0] for line in lines][1:4] == ["model", "compile", "gpu"]
     assert any("gpu_blocks=8" in line for line in lines)
     assert "runtime: " in lines[9] and "(" not in lines[9]  # tuples as people write them
+    assert "round_log=null" in lines[9] and "look_ahead=true" in lines[9]  # and these too
+    assert not any(word in line for line in lines for word in ("None", "True", "False"))

@@ -5,6 +5,7 @@ The address answers from the first moment, so that /health and /ready work durin
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -69,11 +70,20 @@ def _bind(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
-        raise ConfigError(
-            f"server.port={port} on server.host={host} cannot be used ({error.strerror}): "
-            "stop who uses it, or choose another."
-        ) from None
+        raise ConfigError(_why_not(host, port, error)) from None
     return sock
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"server.host={host} is no address of this machine ({error.strerror}): use 127.0.0.1, "
+            f"or 0.0.0.0 for all that it has."
+        )
+    remedy = "stop who uses it, or choose another (0: any that is free)"
+    if error.errno == errno.EACCES:
+        remedy = "choose one from 1024 on, which takes no privileges"
+    return f"server.port={port} on {host} cannot be used ({error.strerror}): {remedy}."
 
 
 class _QuietServer(uvicorn.Server):

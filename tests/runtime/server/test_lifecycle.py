@@ -1,5 +1,6 @@
 """The server process from its first moment to its exit status."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -10,6 +11,10 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
+from plans import small_plan
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.server import serve
 
 
 def children(server):
@@ -166,6 +171,14 @@ def test_a_port_in_use_is_one_sentence(start_server):
     )
     assert second.returncode == 1
     assert f"server.port={server.port}" in second.stderr and "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no host"])
+def test_a_host_that_is_not_ours_is_said_before_anything_starts(host):
+    plan = small_plan()
+    plan = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host=host))
+    with pytest.raises(ConfigError, match=f"server.host={host} is no address of this machine"):
+        serve(plan, engine_module="not_started")
 
 
 def test_a_killed_server_leaves_no_orphan(start_server):
