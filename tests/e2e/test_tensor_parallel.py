@@ -27,15 +27,20 @@ TIGHT = {
     "assist.post_layer_limit": 1,
 }
 PROMPTS = [[i + 1] * (5 + 7 * i) for i in range(12)]
+# Logits that are edited: of some without their tokens, of few by what has come.
+PLAIN: dict[str, Any] = {"seed": 5, "ignore_eos": True}
+EDITED = PLAIN | {"min_p": 0.05, "logit_bias": {3: 1.5, 9: -100.0}}
+COUNTED = EDITED | {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
+ASKED = [PLAIN, PLAIN, EDITED, EDITED] * 2 + [PLAIN, PLAIN, PLAIN, COUNTED]
 PARAMS = [
-    SamplingParams(temperature=0.8 * (i % 2), seed=5, max_tokens=max_tokens, ignore_eos=True)
-    for i, max_tokens in enumerate([20] * 6 + [80] * 6)
+    SamplingParams(temperature=0.8 * (i % 2), max_tokens=max_tokens, **asked)
+    for i, (max_tokens, asked) in enumerate(zip([20] * 6 + [80] * 6, ASKED, strict=True))
 ]
 # Longer than all of HBM, so the host decodes them: three, then two, then one.
 LONG_PROMPTS = [[i + 1] * (490 + 7 * i) for i in range(3)]
 LONG_PARAMS = [
-    SamplingParams(temperature=0.8, seed=5, max_tokens=max_tokens, ignore_eos=True)
-    for max_tokens in (12, 24, 36)
+    SamplingParams(temperature=temperature, max_tokens=max_tokens, **COUNTED)
+    for temperature, max_tokens in ((0.8, 12), (0.0, 24), (0.0, 36))
 ]
 
 

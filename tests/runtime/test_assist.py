@@ -3,13 +3,14 @@
 import os
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from dualpace.runtime.assist import AssistBuffer, AssistKind, AssistLayout, AssistLostError
 from dualpace.runtime.channel import eventfd
 from dualpace.runtime.shared_memory import SharedRegion
 
-LAYOUT = AssistLayout(max_rows=5, hidden=7, attention_width=9, itemsize=2)
+LAYOUT = AssistLayout(max_rows=5, hidden=7, attention_width=9, itemsize=2, edits_bytes=8)
 
 
 @pytest.fixture
@@ -40,6 +41,14 @@ def test_a_published_assist_is_taken_once_and_done_once(sides) -> None:
     assert cpu.tokens.tolist() == [11, 12, 13, 14, 15]
     cpu.release()
     assert gpu.take() is None
+
+
+def test_edits_are_those_of_the_batch_that_was_written_last(sides) -> None:
+    cpu, gpu, _ = sides
+    assert len(gpu.edits()) == 0
+    for edits in (range(8), range(3), ()):
+        cpu.write_edits(np.array(edits, np.uint8))
+        assert gpu.edits().tolist() == list(edits)
 
 
 def test_a_raised_epoch_voids_what_was_published(sides) -> None:

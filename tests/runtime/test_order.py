@@ -18,13 +18,14 @@ def make(size: int) -> tuple[OrderLeader, list[OrderFollower], list[int]]:
 
 def test_every_follower_reads_every_decision_and_is_woken() -> None:
     leader, followers, bells = make(3)
-    said = [Decision(TASK), Decision(1, 7, 30, all_greedy=False), Decision(TASK)]
+    said = [Decision(TASK), Decision(1, 7, 30, all_greedy=False)]
+    said += [Decision(2, 0, 5, has_edits=True), Decision(TASK)]
     assert followers[0].next() is None
     for decision in said:
         leader.say(decision)
     for follower, bell in zip(followers, bells, strict=True):
         assert select.select([bell], [], [], 0)[0]
-        assert [follower.next() for _ in range(4)] == [*said, None]
+        assert [follower.next() for _ in range(5)] == [*said, None]
         os.close(bell)
 
 
