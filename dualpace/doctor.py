@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dualpace.cpu import isa
@@ -62,8 +63,10 @@ def run(config: SystemConfig, as_json: bool = False) -> bool:
     if as_json:
         report["tuned"] = tuned
     else:
-        _show(facts, plan, problem)
+        _show(facts, plan)
         _show_tuned(tuned)
+        verdict = "ready to serve" if plan else f"[red]cannot serve:[/red] {escape(str(problem))}"
+        Console().print(f"[bold]verdict[/bold] {verdict}")
     print(json.dumps(report))
     sys.stdout.flush()
     return problem is None
@@ -149,35 +152,41 @@ def _cache(plan: Plan | None) -> dict[str, Any] | None:
 
 def tuned_stages(cache_dir: Path) -> list[dict[str, Any]]:
     """What the autotuner has noted on this machine: seconds of each candidate by stage and bucket,
-    for each set of versions, model, dtype and thread count that was started from this folder.
+    for each model, dtype and thread count that was started from this folder; the latest, where
+    several versions have noted the same.
     """
-    notes = []
-    for path in sorted(cache_dir.glob("graphs/*/*.note")):
+    notes: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for path in sorted(cache_dir.glob("graphs/*/*.note"), key=_age):
         try:
             note = json.loads(path.read_text())
         except (OSError, ValueError):
             continue  # being written, or damaged: the next start makes it anew
         if {"seconds", "model"} <= note.keys():  # older versions named no model
-            notes.append(note)
-    return sorted(notes, key=lambda note: (note["model"], note["stage"], note["bucket"]))
+            notes[note["model"], note["stage"], note["bucket"]] = note
+    return [note for _, note in sorted(notes.items())]
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # being renamed
+        return 0.0
 
 
 def _show_tuned(tuned: list[dict[str, Any]]) -> None:
-    """A table of microseconds for each model that was started, the fastest in bold."""
+    """A table for each model that was started: the fastest of each stage and row count, then the
+    others. One column a candidate would be wider than a terminal."""
     for model in dict.fromkeys(note["model"] for note in tuned):
-        notes = [note for note in tuned if note["model"] == model]
-        names = list(dict.fromkeys(name for note in notes for name in note["seconds"]))
         table = Table(title=f"{model}: us a call", title_justify="left", box=None, pad_edge=False)
-        table.add_column("stage")
-        for column in ("rows", *names):
-            table.add_column(column, justify="right")
-        for note in notes:
-            best = min(note["seconds"].values())
-            cells = [
-                "" if s is None else f"[bold]{us(s)}[/bold]" if s == best else us(s)
-                for s in (note["seconds"].get(name) for name in names)
-            ]
-            table.add_row(note["stage"], str(note["bucket"]), *cells)
+        table.add_column("stage", no_wrap=True)
+        table.add_column("rows", justify="right", no_wrap=True)
+        table.add_column("fastest", style="bold", no_wrap=True)
+        table.add_column("us", justify="right", no_wrap=True)
+        table.add_column("others")
+        for note in (note for note in tuned if note["model"] == model):
+            best, *others = sorted(note["seconds"].items(), key=lambda item: item[1])
+            beside = ", ".join(f"{name} {us(seconds)}" for name, seconds in others)
+            table.add_row(note["stage"], str(note["bucket"]), best[0], us(best[1]), beside)
         Console().print(table)
 
 
@@ -185,16 +194,15 @@ def us(seconds: float) -> str:
     return f"{seconds * 1e6:.0f}"
 
 
-def _show(facts: dict[str, Any], plan: Plan | None, problem: str | None) -> None:
+def _show(facts: dict[str, Any], plan: Plan | None) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for key, value in facts.items():
-        table.add_row(key.replace("_", " "), _shown(value))
+        table.add_row(key.replace("_", " "), escape(_shown(value)))
     for line in plan.lines() if plan else ():
         group, values = line.split(": ", 1)
-        table.add_row(f"plan {group}", values)
-    table.add_row("verdict", "ready to serve" if plan else f"[red]cannot serve:[/red] {problem}")
+        table.add_row(f"plan {group}", escape(values))
     Console().print(table)
 
 
