@@ -5,9 +5,10 @@ Imports neither torch nor scipy, so that resolving a plan stays instant; writing
 """
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -40,6 +41,7 @@ class MeasuredProfile:
     cpu_batch_limit: int
     step_times: StepTimes | None = None  # profiles of older versions have none
     date: str = ""  # ISO 8601
+    routing: Mapping[str, Any] = field(default_factory=dict)  # scores that the limits come from
 
     @classmethod
     def read(cls, name: str) -> Self:
@@ -61,6 +63,7 @@ class MeasuredProfile:
                 **data["settings"],
                 step_times=StepTimes.from_points(points) if points else None,
                 date=str(data.get("measured", {}).get("date", "")),
+                routing=data.get("routing", {}),
             )
         except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
             raise ConfigError(

@@ -216,3 +216,7 @@ def _by_second(rounds: Sequence[dict[str, Any]], first: float) -> list[int]:
         counts += [0] * (second + 1 - len(counts))
         counts[second] += len(record["batch"])
     return counts
+
+
+if __name__ == "__main__":
+    main()
