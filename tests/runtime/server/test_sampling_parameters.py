@@ -2,10 +2,14 @@
 what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-EOS = 256
+from dualpace import SamplingParams
+from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
+
+API = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"50": -100, "7": 2.5}}
 EXTRA = {"repetition_penalty": 1.1, "min_p": 0.05, "min_tokens": 3, "stop_token_ids": [1, 2]}
 
@@ -119,3 +123,10 @@ def test_what_is_out_of_range_is_refused_with_its_limit(server, body, sentence):
     error = refusal(server, body)
     (name,) = body
     assert sentence in error["message"] and name in error["param"]
+
+
+def test_the_list_of_parameters_is_complete():
+    names = {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+    names |= set(SamplingParams.__dataclass_fields__)
+    text = API.read_text()
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
