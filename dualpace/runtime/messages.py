@@ -12,9 +12,6 @@ import numpy as np
 
 from dualpace.runtime.wire import F32, F64, I32, I64, U8, Message
 
-DECODE, PREFILL_GPU, PREFILL_CPU = 0, 1, 2  # `GpuBatch.kinds`
-HOST_FIRST, HOST_SECOND = 3, 4  # host-resident decodes in lockstep (neo): sub-batch 0 and 1
-SWAP_OUT, SWAP_IN = 0, 1  # `GpuBatch.transfer_kinds`
 NOT_FINISHED, STOP, LENGTH = 0, 1, 2  # `Tokens.finished`
 FINISH_REASONS = (None, "stop", "length")  # by those: the words of the HTTP interface
 TOKEN_IN_FLIGHT = -1  # a decode row whose input is the token that the step before samples
@@ -38,7 +35,7 @@ class GpuBatch(Message, kind=1):
     step: int
     epoch: int
     request_ids: I64
-    kinds: U8
+    kinds: U8  # `types.RowKind`
     starts: I32
     num_tokens: I32
     sample: U8  # 0 for a piece of a prompt that is not its last
@@ -51,7 +48,7 @@ class GpuBatch(Message, kind=1):
     top_p: F32
     uniform: F32
     migration_ids: I64
-    migration_kinds: U8
+    migration_kinds: U8  # `types.TransferKind`
     migration_offsets: I32  # M + 1, into both lists
     source_blocks: I32
     target_blocks: I32

@@ -35,6 +35,24 @@ class Phase(IntEnum):
     ENDED = 2  # finished or cancelled; blocks may linger until rounds and copies in flight let go
 
 
+class RowKind(IntEnum):
+    """What a row of a step computes, and where its KV goes."""
+
+    DECODE = 0  # in HBM by a GPU step, on the host by a CPU step
+    PREFILL_GPU = 1
+    PREFILL_CPU = 2
+    HOST_FIRST = 3  # host-resident decodes in lockstep with a GPU step (neo): sub-batch 0
+    HOST_SECOND = 4  # and 1
+
+
+class TransferKind(IntEnum):
+    """Which way a request's KV moves."""
+
+    SWAP_OUT = 0
+    SWAP_IN = 1
+    PREFILL_CPU = 2  # layer-wise copies of a row; it has no source blocks
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request as the schedulers see it: lengths and places, no token contents.
@@ -50,9 +68,7 @@ class Request:
     prompt_len: int
     max_tokens: int  # output tokens at most, already clipped to the context limit
     arrival_s: float = 0.0
-    needs_last_token: bool = (
-        False  # sampling needs the token before on the host (penalties, grammar)
-    )
+    needs_last_token: bool = False  # sampling needs the token before on the host (penalties)
 
     order: int = -1  # place in arrival order, given by State.add
     owner: Owner = Owner.GPU

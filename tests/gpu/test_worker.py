@@ -11,9 +11,9 @@ import torch
 
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
-from dualpace.runtime import messages as m
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
+from dualpace.runtime.types import RowKind, TransferKind
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cuda.transfers import checksums
 from dualpace.settings.resolve import resolve
@@ -112,7 +112,7 @@ def free(rig: Rig, **pools: list[Talk]) -> None:
 
 
 def swap(number: int, kind: int, talk: Talk, rig: Rig) -> tuple[int, int, list[int], list[int]]:
-    pool = "host" if kind == m.SWAP_OUT else "gpu"
+    pool = "host" if kind == TransferKind.SWAP_OUT else "gpu"
     source, talk.blocks = talk.blocks, rig.take(pool, len(talk.blocks))
     return (number, kind, source, list(talk.blocks))
 
@@ -167,7 +167,7 @@ def test_sampling_by_each_rows_uniform_number(rig: Rig, reference: Reference) ->
 
 def test_prompts_to_the_host_and_every_route(rig: Rig, reference: Reference) -> None:
     a, b, c, d = made = talks(5, 16, 37, 48)
-    rows = [rig.prefill(t, m.PREFILL_CPU, transfer_id=i) for i, t in enumerate(made)]
+    rows = [rig.prefill(t, RowKind.PREFILL_CPU, transfer_id=i) for i, t in enumerate(made)]
     other = Talk(9, [7, 8, 9])
     rig.gpu_step([rig.prefill(other)])
     rig.gpu_step([*rows, rig.decode(other)])
@@ -199,14 +199,14 @@ def test_migrations_every_few_tokens_change_no_bit(rig: Rig, reference: Referenc
             rig.gpu_step([rig.decode(t) for t in everyone])
         here = [checksums(cache[moved.blocks]) for cache in model.caches]
         others = [t for t in everyone if t is not moved]
-        out = swap(2 * turn, m.SWAP_OUT, moved, rig)
+        out = swap(2 * turn, TransferKind.SWAP_OUT, moved, rig)
         rig.gpu_step([rig.decode(t) for t in others], [out])
         rig.transfer_done(2 * turn)
         rig.free["gpu"] += out[2]
         assert [checksums(layer[moved.blocks]) for layer in host] == here
         rig.cpu_step([moved])
         there = [checksums(layer[moved.blocks]) for layer in host]
-        back = swap(2 * turn + 1, m.SWAP_IN, moved, rig)
+        back = swap(2 * turn + 1, TransferKind.SWAP_IN, moved, rig)
         rig.gpu_step([], [back])
         rig.transfer_done(2 * turn + 1)
         count = len(back[3])
@@ -267,7 +267,7 @@ def test_bf16_on_either_side_is_near_float32(
             wanted_logits(reference, source, made),
             "GPU decode",
         )
-        moves = [swap(i, m.SWAP_OUT, t, bf16) for i, t in enumerate(made)]
+        moves = [swap(i, TransferKind.SWAP_OUT, t, bf16) for i, t in enumerate(made)]
         bf16.gpu_step([], moves)
         bf16.transfer_done(0, 1, 2)
         seen: list[torch.Tensor] = []
@@ -303,7 +303,7 @@ def test_host_rows_in_lockstep(paired: Rig, reference: Reference, source: str) -
         run_lockstep(paired, reference, cold, talks(11, 21, temperature=1.2))
         return
     made = talks(20, 33, 47, 9)
-    rows = [paired.prefill(t, m.PREFILL_CPU, transfer_id=i) for i, t in enumerate(made[:3])]
+    rows = [paired.prefill(t, RowKind.PREFILL_CPU, transfer_id=i) for i, t in enumerate(made[:3])]
     paired.gpu_step([paired.prefill(made[3]), *rows])
     paired.transfer_done(0, 1, 2)
     a, b, c, own = made

@@ -15,18 +15,9 @@ from dualpace.runtime import messages
 from dualpace.runtime.engine.conversations import Conversation
 from dualpace.runtime.engine.edits import encode_edits
 from dualpace.runtime.routing import ROUTES, Route
-from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Row, RowKind, TransferKind
+from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Row
 from dualpace.runtime.wire import U8
 
-_KINDS = {
-    RowKind.DECODE: messages.DECODE,
-    RowKind.PREFILL_GPU: messages.PREFILL_GPU,
-    RowKind.PREFILL_CPU: messages.PREFILL_CPU,
-}
-_TRANSFER_KINDS = {
-    TransferKind.SWAP_OUT: messages.SWAP_OUT,
-    TransferKind.SWAP_IN: messages.SWAP_IN,
-}
 _SEED_MASK = (1 << 64) - 1
 
 
@@ -56,13 +47,14 @@ def _uniforms(
 def _edits(rows: Sequence[Row], content: Sequence[Conversation]) -> U8:
     """Of rows that sample from edited logits; no bytes where none does."""
     due = []
-    for place, (row, c) in enumerate(zip(rows, content, strict=True)):
-        if c.editor is None or not row.sample:
-            continue
+    edited = [(place, c, c.editor) for place, c in enumerate(content) if c.editor is not None]
+    for place, c, editor in edited:
+        row = rows[place]
         position = row.start + row.num_tokens
-        assert not c.request.needs_last_token or len(c.tokens) == position, "a token is in flight"
-        if c.editor.is_due(position):
-            due.append((place, position, c.editor, c.tokens))
+        if row.sample and editor.is_due(position):
+            is_known = len(c.tokens) == position
+            assert is_known or not c.request.needs_last_token, "a token is in flight"
+            due.append((place, position, editor, c.tokens))
     return encode_edits(due)
 
 
@@ -93,21 +85,18 @@ def gpu_batch(
     step: GpuStep, conversations: Mapping[int, Conversation], epoch: int
 ) -> messages.GpuBatch:
     """Host rows' input tokens are always known: who is in a step in flight is not in the next."""
-    first, second = step.host_rows
-    rows, transfers = [*step.rows, *first, *second], step.transfers
-    kinds = [_KINDS[row.kind] for row in step.rows]
-    kinds += [messages.HOST_FIRST] * len(first) + [messages.HOST_SECOND] * len(second)
+    rows, transfers = step.all_rows, step.transfers
     migration_offsets, sources = _flat([t.src_blocks for t in transfers])
     _, targets = _flat([t.dst_blocks for t in transfers])
     return messages.GpuBatch(
         step=step.number,
         epoch=epoch,
-        kinds=np.array(kinds, np.uint8),
+        kinds=np.array([row.kind for row in rows], np.uint8),
         num_tokens=np.array([row.num_tokens for row in rows], np.int32),
         sample=np.array([row.sample for row in rows], np.uint8),
         transfer_ids=np.array([row.transfer_id for row in rows], np.int64),
         migration_ids=np.array([t.id for t in transfers], np.int64),
-        migration_kinds=np.array([_TRANSFER_KINDS[t.kind] for t in transfers], np.uint8),
+        migration_kinds=np.array([t.kind for t in transfers], np.uint8),
         migration_offsets=migration_offsets,
         source_blocks=sources,
         target_blocks=targets,

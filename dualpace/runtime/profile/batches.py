@@ -9,7 +9,7 @@ import numpy as np
 
 from dualpace.runtime import messages as m
 from dualpace.runtime.routing import ROUTES, Route
-from dualpace.runtime.types import BLOCK_TOKENS
+from dualpace.runtime.types import BLOCK_TOKENS, RowKind, TransferKind
 from dualpace.runtime.wire import I32
 
 
@@ -27,19 +27,19 @@ class BatchMaker:
 
     def prefill(self, num_prompts: int, length: int, sampled: int) -> m.GpuBatch:
         """Prompts of `length` tokens, the last `sampled` of them sampling their first token."""
-        batch = self._gpu(num_prompts, m.PREFILL_GPU, 0, length)
+        batch = self._gpu(num_prompts, RowKind.PREFILL_GPU, 0, length)
         batch.sample[: num_prompts - sampled] = 0
         return batch
 
     def decode(self, rows: int, context: int) -> m.GpuBatch:
         """One step of HBM-resident rows, `context` KV tokens each, the new one included."""
-        return self._gpu(rows, m.DECODE, context - 1, 1)
+        return self._gpu(rows, RowKind.DECODE, context - 1, 1)
 
     def swap(self, num_blocks: int, kind: int) -> m.GpuBatch:
         """A step without rows that swaps so many blocks."""
-        batch = self._gpu(0, m.DECODE, 0, 1)
+        batch = self._gpu(0, RowKind.DECODE, 0, 1)
         ends = (self._gpu_blocks[:num_blocks], self._host_blocks[:num_blocks])
-        source, target = ends if kind == m.SWAP_OUT else ends[::-1]
+        source, target = ends if kind == TransferKind.SWAP_OUT else ends[::-1]
         batch.migration_ids = np.array([self._steps], np.int64)
         batch.migration_kinds = np.array([kind], np.uint8)
         batch.migration_offsets = np.array([0, num_blocks], np.int32)

@@ -13,14 +13,7 @@ import torch
 
 from dualpace.graphs.weights import DTYPES
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.messages import (
-    SWAP_IN,
-    SWAP_OUT,
-    AssistDone,
-    CpuBatch,
-    GpuBatch,
-    TransfersDone,
-)
+from dualpace.runtime.messages import AssistDone, CpuBatch, GpuBatch, TransfersDone
 from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.profile.host import HostWorker, Wait
 from dualpace.runtime.profile.peer import GpuPeer
@@ -29,6 +22,7 @@ from dualpace.runtime.profile.station import Station
 from dualpace.runtime.profile.timing import Effort, Sample, sample, wall_clock
 from dualpace.runtime.routing import Route
 from dualpace.runtime.scores import AssistCall
+from dualpace.runtime.types import TransferKind
 from dualpace.runtime.worker.rows import SamplingArrays, cpu_work
 
 Values = dict[str, Any]
@@ -260,7 +254,7 @@ def _step(gpu: GpuPeer, batch: GpuBatch, i: int) -> Sequence[float]:
 def _copies(num_blocks: int, station: Station, sweep: SweepConfig) -> Values:
     """Swaps of `num_blocks` blocks, until the worker reports them."""
     found: Values = {"bytes": num_blocks * station.plan.kv.bytes_per_block}
-    for name, kind in (("swap_out", SWAP_OUT), ("swap_in", SWAP_IN)):
+    for name, kind in (("swap_out", TransferKind.SWAP_OUT), ("swap_in", TransferKind.SWAP_IN)):
         batch = station.batches.swap(num_blocks, kind)
 
         def swap(i: int, batch: GpuBatch = batch) -> None:

@@ -13,12 +13,11 @@ from dualpace.runtime.schedule.rounds import (
     GpuRound,
     GpuStep,
     Row,
-    RowKind,
     Transfer,
-    TransferKind,
 )
 from dualpace.runtime.schedule.state import State
 from dualpace.runtime.schedule.view import View
+from dualpace.runtime.types import RowKind, TransferKind
 
 __all__ = [
     "Applied",

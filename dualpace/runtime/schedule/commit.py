@@ -13,12 +13,18 @@ from dualpace.runtime.schedule.rounds import (
     GpuStep,
     Prefill,
     Row,
-    RowKind,
     Transfer,
-    TransferKind,
 )
 from dualpace.runtime.schedule.view import finish_peak
-from dualpace.runtime.types import BLOCK_TOKENS, Owner, Phase, Request, blocks_for
+from dualpace.runtime.types import (
+    BLOCK_TOKENS,
+    Owner,
+    Phase,
+    Request,
+    RowKind,
+    TransferKind,
+    blocks_for,
+)
 
 DECODE = RowKind.DECODE  # a global is found faster than an enum's member, 256 times a round
 
@@ -161,9 +167,7 @@ def prefill_to_gpu(ledger: Ledger, prefill: Prefill, due: list[Request]) -> Row:
     if not request.blocks:
         admit(ledger, prefill)
         ledger.waiting.remove(request)
-        ledger.waiting.appendleft(
-            request
-        )  # until its last chunk it stays at the head
+        ledger.waiting.appendleft(request)  # until its last chunk it stays at the head
         request.blocks = ledger.gpu_pool.allocate(blocks_for(request.prefill_len))
     start = request.kv_len
     request.kv_len += prefill.num_tokens
@@ -233,5 +237,8 @@ def host_sub_batches(
     ledger.set_cpu_running([r for r in everyone if r.id in chosen])
     ledger.cpu_waiting.clear()
     ledger.cpu_waiting.extend(r for r in everyone if r.id not in chosen)
-    first, second = (host_rows(ledger, batch, RowKind.HOST_DECODE, due) for batch in sub_batches)
-    return first, second
+    first, second = sub_batches
+    return (
+        host_rows(ledger, first, RowKind.HOST_FIRST, due),
+        host_rows(ledger, second, RowKind.HOST_SECOND, due),
+    )

@@ -9,8 +9,8 @@ from collections import deque
 
 from dualpace.runtime.kv.pool import BlockPool
 from dualpace.runtime.schedule.envelope import HostEnvelope, finish_growth, migration_reserve
-from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Snapshot, Transfer, TransferKind
-from dualpace.runtime.types import Owner, Phase, Request
+from dualpace.runtime.schedule.rounds import CpuStep, GpuStep, Snapshot, Transfer
+from dualpace.runtime.types import Owner, Phase, Request, TransferKind
 
 
 class Ledger:

@@ -5,10 +5,9 @@ blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from dualpace.runtime.schedule.envelope import HostEnvelope
-from dualpace.runtime.types import Request
+from dualpace.runtime.types import Request, RowKind, TransferKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +59,15 @@ class GpuRound:
 class CpuRound:
     """A policy's decision for the CPU engine."""
 
-    decode: list[Request] = field(
-        default_factory=list
-    )  # the batch, which is the next running queue
+    decode: list[Request] = field(default_factory=list)  # the batch, and the next running queue
     displaced: list[Request] = field(default_factory=list)  # leave running for the front of waiting
     admitted: int = 0  # how many of `decode`, its last ones, come from the head of waiting
-    preempt: list[Request] = field(
-        default_factory=list
-    )  # from waiting: dropped and recomputed later
+    preempt: list[Request] = field(default_factory=list)  # of waiting: dropped, recomputed later
 
     @property
     def decodes_only(self) -> bool:
         """It changes nothing that the GPU engine decides by."""
         return not (self.displaced or self.admitted or self.preempt)
-
-
-class RowKind(IntEnum):
-    """What a row computes and where its KV goes."""
-
-    DECODE = 0  # HBM blocks in a GpuStep, host blocks in a CpuStep
-    PREFILL_GPU = 1
-    PREFILL_CPU = 2
-    HOST_DECODE = 3  # a host row of a GPU round (neo)
 
 
 @dataclass(slots=True)
@@ -92,9 +78,7 @@ class Row:
     kind: RowKind
     start: int  # position of the first token computed now
     num_tokens: int  # 1 for a decode
-    blocks: list[
-        int
-    ]  # the first ceil(context_len / 16) ids are this row's; the list may grow later
+    blocks: list[int]  # this row's are the first ceil(context_len / 16); it may grow later
     sample: bool = True  # False for a chunk that is not the prompt's last
     transfer_id: int = -1  # of a PREFILL_CPU's layer-wise copies
 
@@ -102,12 +86,6 @@ class Row:
     def context_len(self) -> int:
         """KV tokens after this step."""
         return self.start + self.num_tokens
-
-
-class TransferKind(IntEnum):
-    SWAP_OUT = 0
-    SWAP_IN = 1
-    PREFILL_CPU = 2  # layer-wise copies of a row; it has no source blocks
 
 
 @dataclass(slots=True)
@@ -119,9 +97,7 @@ class Transfer:
     kind: TransferKind
     src_blocks: list[int]
     dst_blocks: list[int]
-    held: list[
-        int
-    ]  # source blocks to free at the report; a round's own decodes may take some before
+    held: list[int]  # source blocks to free at the report, less those its round's decodes took
 
 
 @dataclass(frozen=True, slots=True)

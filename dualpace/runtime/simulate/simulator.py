@@ -17,14 +17,12 @@ from dualpace.runtime.schedule.rounds import (
     Applied,
     CpuStep,
     GpuStep,
-    RowKind,
-    TransferKind,
 )
 from dualpace.runtime.schedule.state import State
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.runtime.simulate.devices import Cpu, Gpu, Link, Main
 from dualpace.runtime.simulate.work import GpuWorkModel, kv_tokens
-from dualpace.runtime.types import Request
+from dualpace.runtime.types import Request, RowKind, TransferKind
 
 # Called at each apply: engine, step, what it did, route, start and duration in seconds.
 RoundSink = Callable[[str, Applied, Route | None, float, float], None]

@@ -4,8 +4,9 @@ not queues or time of day."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dualpace.runtime.schedule.rounds import GpuStep, Row, RowKind
+from dualpace.runtime.schedule.rounds import GpuStep, Row
 from dualpace.runtime.simulate.cost import CostModel, Curve
+from dualpace.runtime.types import RowKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dualpace.runtime.messages import (
-    DECODE,
-    HOST_FIRST,
-    HOST_SECOND,
-    PREFILL_CPU,
-    TOKEN_IN_FLIGHT,
-    CpuBatch,
-    Edits,
-    GpuBatch,
-)
+from dualpace.runtime.messages import TOKEN_IN_FLIGHT, CpuBatch, Edits, GpuBatch
 from dualpace.runtime.plan import BLOCK_TOKENS
+from dualpace.runtime.types import RowKind
 from dualpace.runtime.wire import decode
 
 Int32 = npt.NDArray[np.int32]
@@ -99,9 +91,9 @@ def gpu_work(batch: GpuBatch) -> GpuWork:
     token_ids = batch.token_ids[sent_first[row_of] + place].astype(np.int64)
     positions = batch.starts[order].astype(np.int64)[row_of] + place
 
-    num_decodes = int((kinds == DECODE).sum())
+    num_decodes = int((kinds == RowKind.DECODE).sum())
     assert (counts[:num_decodes] == 1).all(), "a decode row computes one token"
-    num_hbm_tokens = int(counts[kinds != PREFILL_CPU].sum())
+    num_hbm_tokens = int(counts[kinds != RowKind.PREFILL_CPU].sum())
     hbm = slice(0, num_hbm_tokens)
     slots = _slots(batch.blocks, batch.block_offsets[:-1][order][row_of[hbm]], positions[hbm])
     prompts = [
@@ -115,7 +107,7 @@ def gpu_work(batch: GpuBatch) -> GpuWork:
         for i, row in enumerate(order.tolist())
         if i >= num_decodes
     ]
-    num_hbm_prompts = int((kinds != PREFILL_CPU).sum()) - num_decodes
+    num_hbm_prompts = int((kinds != RowKind.PREFILL_CPU).sum()) - num_decodes
     sampled = batch.sample[order] != 0
     rows = order[sampled]
     return GpuWork(
@@ -160,7 +152,7 @@ def cpu_work(batch: CpuBatch) -> CpuWork:
 
 def num_own_rows(batch: GpuBatch) -> int:
     """Rows before the host rows."""
-    return int((batch.kinds < HOST_FIRST).sum())
+    return int((batch.kinds < RowKind.HOST_FIRST).sum())
 
 
 def host_work(batch: GpuBatch) -> tuple[CpuWork, CpuWork]:
@@ -168,7 +160,7 @@ def host_work(batch: GpuBatch) -> tuple[CpuWork, CpuWork]:
     tokens = batch.token_ids[np.cumsum(batch.num_tokens) - batch.num_tokens]
     first, second = (
         _host_work(batch, tokens, np.flatnonzero(batch.kinds == kind))
-        for kind in (HOST_FIRST, HOST_SECOND)
+        for kind in (RowKind.HOST_FIRST, RowKind.HOST_SECOND)
     )
     return first, second
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dualpace.runtime.messages import SWAP_OUT, GpuBatch
+from dualpace.runtime.messages import GpuBatch
 from dualpace.runtime.plan import BLOCK_TOKENS
+from dualpace.runtime.types import TransferKind
 from dualpace.runtime.worker.copies import CopyEngine, CopyEvent, all_done
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPart, Words, as_words
 from dualpace.runtime.worker.rows import Int32, PromptRow
@@ -36,8 +37,8 @@ class Transfers:
         for i, transfer_id in enumerate(batch.migration_ids.tolist()):
             part = slice(batch.migration_offsets[i], batch.migration_offsets[i + 1])
             source, target = batch.source_blocks[part], batch.target_blocks[part]
-            start = self._swap_out if batch.migration_kinds[i] == SWAP_OUT else self._swap_in
-            event = start(source, target)
+            is_out = batch.migration_kinds[i] == TransferKind.SWAP_OUT
+            event = (self._swap_out if is_out else self._swap_in)(source, target)
             self._migrations.append(event)
             self.track(transfer_id, [event])
 

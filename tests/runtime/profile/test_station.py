@@ -8,7 +8,7 @@ import pytest
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.messages import SWAP_OUT, AssistDone, TransfersDone
+from dualpace.runtime.messages import AssistDone, TransfersDone
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.config import SweepConfig
 from dualpace.runtime.profile.peer import WorkerEndedError
@@ -16,6 +16,7 @@ from dualpace.runtime.profile.points import Point
 from dualpace.runtime.profile.setting import measuring_plan
 from dualpace.runtime.profile.station import Station
 from dualpace.runtime.routing import Route
+from dualpace.runtime.types import TransferKind
 from dualpace.settings.compose import load
 from dualpace.settings.hardware import probe
 from dualpace.settings.schema import ProfileHwConfig
@@ -47,7 +48,7 @@ def test_batches_are_computed_by_the_worker(station: Station) -> None:
     assert (done.tokens >= 0).tolist() == [False, False, True]
     done = station.gpu.run(station.batches.decode(4, 40))
     assert (done.tokens >= 0).all() and done.duration_s > 0
-    station.gpu.run(station.batches.swap(8, SWAP_OUT))
+    station.gpu.run(station.batches.swap(8, TransferKind.SWAP_OUT))
     assert len(station.gpu.expect(TransfersDone).transfer_ids) == 1
 
 

@@ -60,7 +60,7 @@ class FakeDevice:
         if any(row.kind is RowKind.PREFILL_CPU for row in step.rows):
             assert not staged, "staging is written before its copies are reported"
         for row in (*step.rows, *step.host_rows[0], *step.host_rows[1]):
-            on_host = row.kind in (RowKind.PREFILL_CPU, RowKind.HOST_DECODE)
+            on_host = row.kind >= RowKind.PREFILL_CPU
             self.write(row, Owner.CPU if on_host else Owner.GPU)
             if row.kind is RowKind.PREFILL_CPU:
                 self.copies[row.transfer_id].done = True

@@ -3,9 +3,9 @@ accelerator."""
 
 from collections.abc import Callable, Sequence
 
-from dualpace.runtime import messages as m
 from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.routing import Route
+from dualpace.runtime.types import RowKind
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import Rig, Talk
 
@@ -45,7 +45,7 @@ def run_edits(rig: Rig, reference: Reference, talks: Talks, routes: Sequence[Rou
     for talk in moved:  # recomputed, and on to the host
         rig.free["gpu"] += talk.blocks
         talk.blocks = []
-    rows = [rig.prefill(t, m.PREFILL_CPU, transfer_id=i) for i, t in enumerate(moved)]
+    rows = [rig.prefill(t, RowKind.PREFILL_CPU, transfer_id=i) for i, t in enumerate(moved)]
     rig.gpu_step([*rows, rig.decode(plain)])
     rig.transfer_done(0, 1, 2)
     for route in routes:

@@ -1,6 +1,6 @@
 """Rounds that carry host rows in every mix, for any kind of accelerator."""
 
-from dualpace.runtime import messages as m
+from dualpace.runtime.types import RowKind
 from tests.runtime.worker.edits_case import BIASED, EVERYTHING, matter
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import Rig, Talk
@@ -15,7 +15,7 @@ def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Ta
     c.rules = BIASED
     rig.gpu_step([rig.prefill(a), rig.prefill(g)])
     on_host = (b, c, d, h)
-    rows = [rig.prefill(t, m.PREFILL_CPU, transfer_id=i) for i, t in enumerate(on_host)]
+    rows = [rig.prefill(t, RowKind.PREFILL_CPU, transfer_id=i) for i, t in enumerate(on_host)]
     rig.gpu_step([rig.decode(a), *rows])
     rig.transfer_done(0, 1, 2, 3)
     first, second = rig.host, lambda talk: Rig.host(talk, 1)
@@ -25,7 +25,7 @@ def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Ta
     rig.gpu_step([rig.decode(a), first(d, 0)])  # none in the second
     step = rig.gpu_step([rig.prefill(e), rig.decode(g), first(d, 0), second(b), second(h)])
     assert step.duration_s >= 0
-    last = rig.prefill(f, m.PREFILL_CPU, transfer_id=9)  # K and V by turns beside host rows
+    last = rig.prefill(f, RowKind.PREFILL_CPU, transfer_id=9)  # K and V by turns beside host rows
     rig.gpu_step([rig.decode(a), rig.decode(e), last, first(c, 0), second(d)])
     rig.transfer_done(9)
     for _ in range(2):

@@ -21,6 +21,7 @@ from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.shared_memory import SharedRegion
+from dualpace.runtime.types import RowKind
 from dualpace.runtime.wire import U8, Message
 from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout, lockstep_layout
 from dualpace.runtime.worker import build
@@ -241,27 +242,27 @@ class Rig:
     # ---- rows
 
     @staticmethod
-    def prefill(talk: Talk, kind: int = m.PREFILL_GPU, transfer_id: int = -1) -> Row:
+    def prefill(talk: Talk, kind: int = RowKind.PREFILL_GPU, transfer_id: int = -1) -> Row:
         """The whole text so far: a prompt, or a recompute."""
         return Row(talk, kind, 0, list(talk.tokens), True, transfer_id)
 
     @staticmethod
     def piece(talk: Talk, start: int, end: int) -> Row:
-        return Row(talk, m.PREFILL_GPU, start, talk.tokens[start:end], end == talk.prompt_len)
+        return Row(talk, RowKind.PREFILL_GPU, start, talk.tokens[start:end], end == talk.prompt_len)
 
     @staticmethod
     def decode(talk: Talk) -> Row:
-        return Row(talk, m.DECODE, len(talk.tokens) - 1, talk.tokens[-1:])
+        return Row(talk, RowKind.DECODE, len(talk.tokens) - 1, talk.tokens[-1:])
 
     @staticmethod
     def decode_ahead(talk: Talk) -> Row:
         """Its input is what the step in flight samples."""
-        return Row(talk, m.DECODE, len(talk.tokens), [m.TOKEN_IN_FLIGHT])
+        return Row(talk, RowKind.DECODE, len(talk.tokens), [m.TOKEN_IN_FLIGHT])
 
     @staticmethod
     def host(talk: Talk, place: int) -> Row:
         """A decode of a host-resident request in lockstep, in sub-batch `place`."""
-        return Row(talk, m.HOST_FIRST + place, len(talk.tokens) - 1, talk.tokens[-1:])
+        return Row(talk, RowKind.HOST_FIRST + place, len(talk.tokens) - 1, talk.tokens[-1:])
 
     # ---- steps
 
@@ -273,7 +274,7 @@ class Rig:
         """
         self._steps += 1
         for row in rows:
-            pool = "host" if row.kind >= m.PREFILL_CPU else "gpu"
+            pool = "host" if row.kind >= RowKind.PREFILL_CPU else "gpu"
             self.grow(row.talk, pool, row.start + len(row.tokens))
         talks = [row.talk for row in rows]
         batch = m.GpuBatch(
@@ -302,7 +303,7 @@ class Rig:
             target_blocks=np.array([b for x in migrations for b in x[3]], np.int32),
             edits=_edits([(r.talk, r.start + len(r.tokens), r.sample) for r in rows]),
         )
-        if any(row.kind >= m.HOST_FIRST for row in rows):
+        if any(row.kind >= RowKind.HOST_FIRST for row in rows):
             self.cpu.channel.send_down(batch)
         self.gpu.channel.send_down(batch)
         return self._steps

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualpace.runtime import messages as m
+from dualpace.runtime.types import RowKind
 
 
 def test_mixed_batches_equal_the_dense_model(rig, talks, reference):
@@ -22,7 +22,7 @@ def test_results_line_up_with_rows_in_any_order(rig, talks, reference):
     a, b, c, d = talks(9, 20, 33, 7)
     rig.gpu_step([rig.prefill(a), rig.prefill(b)])
     rows = [
-        rig.prefill(c, m.PREFILL_CPU, transfer_id=1),
+        rig.prefill(c, RowKind.PREFILL_CPU, transfer_id=1),
         rig.decode(b),
         rig.prefill(d),
         rig.decode(a),
@@ -109,7 +109,7 @@ def test_host_and_hbm_hold_the_same_bits(make_rig, talks):
     here, there = talks(37, 37)
     there.tokens = list(here.tokens)
     rig.gpu_step([rig.prefill(here)])
-    rig.gpu_step([rig.prefill(there, m.PREFILL_CPU, transfer_id=9)])
+    rig.gpu_step([rig.prefill(there, RowKind.PREFILL_CPU, transfer_id=9)])
     rig.transfer_done(9)
     hbm = rig.gpu_worker._rounds._attention._layers
     host = rig.cpu_worker._layers

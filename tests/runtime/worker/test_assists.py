@@ -7,6 +7,7 @@ from dualpace.runtime import messages as m
 from dualpace.runtime.assist import AssistKind, AssistState
 from dualpace.runtime.channel import ring
 from dualpace.runtime.routing import Route
+from dualpace.runtime.types import RowKind
 from dualpace.runtime.worker.assist_service import AssistService
 
 LAYERS = 5
@@ -19,7 +20,7 @@ def on_host(talks):
 
     def make(rig, *lengths, temperature=0.0):
         made = talks(*lengths, temperature=temperature)
-        rig.gpu_step([rig.prefill(t, m.PREFILL_CPU, transfer_id=t.id) for t in made])
+        rig.gpu_step([rig.prefill(t, RowKind.PREFILL_CPU, transfer_id=t.id) for t in made])
         rig.transfer_done(*(t.id for t in made))
         return made
 
@@ -62,7 +63,7 @@ def test_an_assist_is_served_while_a_main_batch_waits_for_copies(
     made = on_host(rig, 12)
     rig.copies.holding = True
     other = talks(21, 20)[1]
-    step = rig.send_gpu([row := rig.prefill(other, m.PREFILL_CPU, transfer_id=50)])
+    step = rig.send_gpu([row := rig.prefill(other, RowKind.PREFILL_CPU, transfer_id=50)])
     rig.copies.wait_held(2)  # stuck between two of its layers
     rig.cpu_step(made, Route.FUSED_ASSIST)
     assert rig.gpu.silent(m.StepDone, 0.02)
@@ -90,7 +91,7 @@ def test_an_iteration_whose_assist_is_lost_is_dropped_and_runs_again(make_rig, t
     rig = make_rig(start_gpu=False)
     (a,) = talks(20)
     # A prefill without a GPU thread: this one drives the worker.
-    rows = [rig.prefill(a, m.PREFILL_CPU, transfer_id=1)]
+    rows = [rig.prefill(a, RowKind.PREFILL_CPU, transfer_id=1)]
     step = rig.send_gpu(rows)
     while (done := rig.gpu._look(m.StepDone)) is None:
         rig.gpu_worker.turn()
@@ -140,7 +141,7 @@ def test_an_assist_that_is_voided_while_it_runs_finishes_nothing(make_rig):
 def test_without_reachable_assists_batches_run_whole(make_rig, talks, reference):
     rig = make_rig("assist.post_attention_limit=17", "assist.post_layer_limit=16")
     a, b = talks(20, 35)
-    rig.gpu_step([rig.prefill(a), rig.prefill(b, m.PREFILL_CPU, transfer_id=1)])
+    rig.gpu_step([rig.prefill(a), rig.prefill(b, RowKind.PREFILL_CPU, transfer_id=1)])
     rig.transfer_done(1)
     ahead = [rig.decode(a)], [rig.decode_ahead(a)]
     steps = [rig.send_gpu(rows) for rows in ahead]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpace.runtime import messages as m
+from dualpace.runtime.types import RowKind
 
 BUCKETS = (1, 4)
 EDGES = (1, 3, 4, 5, 16)  # 1, b - 1, b, b + 1, the most rows of a batch
@@ -30,7 +30,7 @@ def test_no_round_compiles_at_any_bucket_edge(rig, talks, reference):
         for index, talk in enumerate([*here, *away]):
             talk.id = 100 * rows + index
         rig.gpu_step([rig.prefill(t) for t in here])  # 2 tokens a row: edges of the layers too
-        rig.gpu_step([rig.prefill(t, m.PREFILL_CPU, transfer_id=t.id) for t in away])
+        rig.gpu_step([rig.prefill(t, RowKind.PREFILL_CPU, transfer_id=t.id) for t in away])
         rig.transfer_done(*(t.id for t in away))
         for temperature in (0.0, 1.0):
             for talk in (*here, *away):

@@ -9,8 +9,8 @@ import pytest
 
 from dualpace.graphs import backends
 from dualpace.graphs.backends.whole import ChainedLayers
-from dualpace.runtime import messages as m
 from dualpace.runtime.routing import Route
+from dualpace.runtime.types import RowKind, TransferKind
 from tests.graphs import here
 
 
@@ -32,7 +32,7 @@ def rig(make_rig, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def swap(number, kind, talk, rig):
-    pool = "host" if kind == m.SWAP_OUT else "gpu"
+    pool = "host" if kind == TransferKind.SWAP_OUT else "gpu"
     source, talk.blocks = talk.blocks, rig.take(pool, len(talk.blocks))
     return (number, kind, source, list(talk.blocks))
 
@@ -56,17 +56,17 @@ def test_tokens_do_not_depend_on_where_and_how_a_request_is_decoded(
 
     (moves,) = talks(21)
     moves.id = 2
-    rig.gpu_step([rig.prefill(moves, m.PREFILL_CPU, transfer_id=1)])
+    rig.gpu_step([rig.prefill(moves, RowKind.PREFILL_CPU, transfer_id=1)])
     rig.transfer_done(1)
     for number, route in enumerate((Route.FULL_CPU, Route.SPLIT_FINAL, Route.FUSED_ASSIST)):
         for _ in range(4):
             rig.cpu_step([moves], route)
         number = 10 * (number + 1)
-        rig.gpu_step([], [swap(number, m.SWAP_IN, moves, rig)])
+        rig.gpu_step([], [swap(number, TransferKind.SWAP_IN, moves, rig)])
         rig.transfer_done(number)
         for _ in range(4):
             rig.gpu_step([rig.decode(moves)])
-        rig.gpu_step([], [swap(number + 1, m.SWAP_OUT, moves, rig)])
+        rig.gpu_step([], [swap(number + 1, TransferKind.SWAP_OUT, moves, rig)])
         rig.transfer_done(number + 1)
     assert moves.output == stays.output
     assert len(chained) == 8 and all(x is not None for x in chained)

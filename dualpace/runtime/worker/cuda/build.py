@@ -15,19 +15,10 @@ from dualpace.graphs.gpu.stream_words import StreamWords
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES, Weights
-from dualpace.runtime.messages import (
-    DECODE,
-    HOST_FIRST,
-    HOST_SECOND,
-    PREFILL_CPU,
-    PREFILL_GPU,
-    SWAP_IN,
-    SWAP_OUT,
-    Edits,
-    GpuBatch,
-)
+from dualpace.runtime.messages import Edits, GpuBatch
 from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.types import RowKind, TransferKind
 from dualpace.runtime.wire import U8
 from dualpace.runtime.wiring import kv_layout
 from dualpace.runtime.worker.accelerator import AcceleratorWorker, Rounds
@@ -161,8 +152,9 @@ def _warm_up_pairs(buckets: Sequence[int], max_host_rows: int) -> Iterator[GpuBa
     largest = min(16, buckets[-1], max_host_rows)
     for temperature in (0.0, 0.7):
         for count in sorted({1, min(3, largest), largest}):
-            first, second = [(HOST_FIRST, 5, 1)] * count, [(HOST_SECOND, 5, 1)] * count
-            for own in ([(DECODE, 5, 1)], [(PREFILL_GPU, 0, 16)], []):
+            kinds = RowKind.HOST_FIRST, RowKind.HOST_SECOND
+            first, second = ([(kind, 5, 1)] * count for kind in kinds)
+            for own in ([(RowKind.DECODE, 5, 1)], [(RowKind.PREFILL_GPU, 0, 16)], []):
                 for host in (first, second, (first + second)[-max_host_rows:]):
                     yield _batch(own + host, temperature)
 
@@ -209,20 +201,21 @@ def _warm_up(
 
 
 def _warm_up_batches(buckets: Sequence[int], host_tier: bool) -> Iterator[GpuBatch]:
-    hosts = (PREFILL_CPU,) if host_tier else ()
+    hosts = (RowKind.PREFILL_CPU,) if host_tier else ()
     if host_tier:
         for count in (1, 3, 16):
-            for kind in (SWAP_OUT, SWAP_IN):
+            for kind in (TransferKind.SWAP_OUT, TransferKind.SWAP_IN):
                 yield _batch([], 0.0, kind, count)
     for count in buckets:  # each may have products of its own
-        yield _batch([(PREFILL_GPU, 0, count)], 0.0)
+        yield _batch([(RowKind.PREFILL_GPU, 0, count)], 0.0)
     for count in (1, 16, 33, 50, 64, 96, 97):
-        for kind in (PREFILL_GPU, *hosts):
+        for kind in (RowKind.PREFILL_GPU, *hosts):
             for temperature in (0.0, 0.7):
                 yield _batch([(kind, 0, count)], temperature)
-        yield _batch([(DECODE, 5, 1), (PREFILL_GPU, 32, count)], 0.0)
-        yield _batch([(DECODE, 5, 1), (PREFILL_GPU, 0, count)], 0.7)
-    for rows in ([(DECODE, 5, 1)], [(PREFILL_GPU, 0, 16)]):  # loads what is only ever launched
+        yield _batch([(RowKind.DECODE, 5, 1), (RowKind.PREFILL_GPU, 32, count)], 0.0)
+        yield _batch([(RowKind.DECODE, 5, 1), (RowKind.PREFILL_GPU, 0, count)], 0.7)
+    # Loads what is only ever launched.
+    for rows in ([(RowKind.DECODE, 5, 1)], [(RowKind.PREFILL_GPU, 0, 16)]):
         yield replace(_batch(rows, 0.7), edits=_every_edit())
 
 
@@ -246,7 +239,10 @@ def _every_edit() -> U8:
 
 
 def _batch(
-    rows: list[tuple[int, int, int]], temperature: float, move: int = SWAP_OUT, num_moved: int = 0
+    rows: Sequence[tuple[RowKind, int, int]],
+    temperature: float,
+    move: TransferKind = TransferKind.SWAP_OUT,
+    num_moved: int = 0,
 ) -> GpuBatch:
     """Rows of (kind, start, tokens), and a swap of the scratch block, so many times over."""
     kinds, starts, counts = np.array(rows, np.int64).reshape(-1, 3).T

@@ -18,7 +18,8 @@ from dualpace.graphs.gpu import kv
 from dualpace.graphs.gpu.host_memory import HostMemory
 from dualpace.graphs.gpu.kv_heads import HeadMover
 from dualpace.runtime.kv.overlaps import ALL, Overlap
-from dualpace.runtime.messages import SWAP_OUT, GpuBatch
+from dualpace.runtime.messages import GpuBatch
+from dualpace.runtime.types import TransferKind
 from dualpace.runtime.worker.copies import all_done
 from dualpace.runtime.worker.cuda.batches import aligned
 from dualpace.runtime.worker.cuda.events import DeviceEvent
@@ -77,7 +78,7 @@ class DeviceTransfers:
         for i, transfer_id in enumerate(batch.migration_ids.tolist()):
             part = slice(batch.migration_offsets[i], batch.migration_offsets[i + 1])
             source, target = batch.source_blocks[part].tolist(), batch.target_blocks[part].tolist()
-            out = batch.migration_kinds[i] == SWAP_OUT
+            out = batch.migration_kinds[i] == TransferKind.SWAP_OUT
             stream = self._out_stream if out else self._in_stream
             with torch.cuda.stream(stream):
                 if out:
