@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 Table = Mapping[int, Mapping[Route, float]]  # ms by size and route
 
 BENCH = "dualpace.runtime.bench.offline"
-PAIRS = "0:0,256:255,32:16,64:0"
+PAIRS = "0:0,256:255,32:16,64:0,128:64"
 OWN = {"out": "runs/settings", "pairs": PAIRS, "timeout_s": "600"}
 LOAD = {"requests": "600", "stop_s": "16", "skip_s": "5"}
 WITHIN = 0.03  # of the best, where the fitted pair should be

@@ -55,6 +55,7 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
     result |= summarize(records)
     if config.window is not None:
         result |= window_rates(records, *config.window)
+        result["window_host_share"] = host_share(run.timeline, *config.window)
     result |= occupancy(run, result["duration"])
     result["timeline"] = downsample(run.timeline, TIMELINE_POINTS)
     result["timeline"]["pauses"] = run.pauses.long
@@ -211,6 +212,15 @@ def occupancy(run: Simulation, duration: float) -> dict[str, Any]:
         "to_host_gib": run.link.to_host_bytes / GIB,
         "to_gpu_gib": run.link.to_gpu_bytes / GIB,
     }
+
+
+def host_share(timeline: Timeline, low: float, high: float) -> float:
+    """Of the tokens from `low` to before `high`, those decoded in host memory."""
+    tokens = on_host = 0
+    for t, count, here in zip(timeline.t, timeline.tokens, timeline.cpu_tokens, strict=True):
+        if low <= t < high:
+            tokens, on_host = tokens + count, on_host + here
+    return on_host / max(tokens, 1)
 
 
 def downsample(timeline: Timeline, points: int) -> dict[str, list[Any]]:

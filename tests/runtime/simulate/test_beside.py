@@ -117,5 +117,6 @@ def test_rates_of_a_window_are_those_of_its_tokens() -> None:
     assert result["window_requests_per_s"] == pytest.approx(32 / 1e6)
     tokens = result["total_output_tokens"]
     assert result["window_output_tokens_per_s"] == pytest.approx(tokens / 1e6)
+    assert result["window_host_share"] == result["cpu_resident_tokens"] / tokens > 0
     half = simulate(config(f"window=[0,{result['duration'] / 2}]"))
     assert 0 < half["window_output_tokens_per_s"] * half["duration"] / 2 < tokens

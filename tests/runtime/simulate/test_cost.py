@@ -8,6 +8,7 @@ from dualpace.runtime.routing import Route
 from dualpace.runtime.simulate.config import ProfileConfig, TableConfig
 from dualpace.runtime.simulate.cost import CostModel, table
 from dualpace.runtime.simulate.routes import route_scores
+from dualpace.runtime.simulate.times import step_times
 
 PROFILES = sorted((Path(__file__).parents[3] / "conf/simulated").glob("*.yaml"))
 
@@ -76,6 +77,23 @@ def test_the_h200_profile_meets_its_measured_decode_steps() -> None:
         layer += cost.gpu_decode_attention(rows * 1024)
         step_ms = 1e3 * (cost.num_layers * layer + cost.gpu_post_layer(rows))
         assert step_ms == pytest.approx(measured_ms, rel=0.02)
+
+
+def test_the_measured_h200_meets_rounds_and_iterations_of_real_runs() -> None:
+    """Means over the round log of a saturated run (40,960 tokens of KV), and of its iterations."""
+    cost = CostModel(load(next(p for p in PROFILES if p.stem == "h200_llama_31_8b")))
+
+    def round_ms(decodes: int, kv_tokens: int, prompt: int = 0) -> float:
+        rows, prefill = decodes + prompt, cost.gpu_prefill_attention(prompt, prompt)
+        layer = cost.gpu_pre_attention(rows) + cost.gpu_post_attention(rows)
+        layer += cost.gpu_decode_attention(kv_tokens) + prefill
+        return 1e3 * (cost.num_layers * layer + cost.gpu_post_layer(decodes + (prompt > 0)))
+
+    assert round_ms(36, 39_000) == pytest.approx(6.08, rel=0.03)
+    assert round_ms(34, 39_000, prompt=1_010) == pytest.approx(25.7, rel=0.05)
+    assert round_ms(34, 39_000, prompt=1_330) == pytest.approx(31.6, rel=0.05)
+    iteration_s = step_times(cost, (0, 0)).cpu_decode_s(80, 80 * 1_150, 0.006)
+    assert 0.24 < iteration_s < 0.32  # measured: 0.260 to 0.318 on machines of one kind
 
 
 def test_kv_sizes_are_those_of_the_model() -> None:
