@@ -161,7 +161,9 @@ def _wrong_type(error: Exception, cause: OmegaConfBaseException) -> str:
         written = f"{cause.full_key} in {file}"
     known = meanings(cause.object_type) if cause.object_type in _schemas(cause) else {}
     if str(cause.key) in known:
-        return f"{written} does not fit: {cause.full_key} takes {known[str(cause.key)].type}."
+        kind = known[str(cause.key)].type
+        hint = f", written {cause.full_key}=[a,b]" if kind.startswith("list") else ""
+        return f"{written} does not fit: {cause.full_key} takes {kind}{hint}."
     return f"{written} does not fit: {cause.msg}."
 
 

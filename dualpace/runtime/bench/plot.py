@@ -5,11 +5,12 @@ runs, or null), `rate`, the metrics of `bench.metrics`, and `timeline` for Figur
 drawn for what the results hold; a figure without data is left out.
 """
 
+import functools
 import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,10 @@ from dualpace.runtime.bench.canvas import finished, grid, line_order, style
 from dualpace.runtime.bench.config import PlotConfig
 from dualpace.runtime.bench.metrics import sustainable_rate
 from dualpace.runtime.bench.page import write_page
+from dualpace.runtime.bench.results import Result, in_order, load_results
 from dualpace.runtime.bench.sustain import table
 
 log = logging.getLogger(__name__)
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,42 +64,20 @@ def plot(config: PlotConfig) -> None:
     print(json.dumps(made))
 
 
-def load_results(paths: Iterable[str]) -> list[Result]:
-    """Every JSON object with a `policy` under the given files and folders."""
-    results: list[Result] = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise ConfigError(f"plot.results names {path}, which does not exist.")
-        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
-            item = json.loads(file.read_text())
-            results += [r for r in (item if isinstance(item, list) else [item]) if "policy" in r]
-    return results
-
-
-def in_order(results: Sequence[Result], profiles: Sequence[str]) -> list[Result]:
-    """The results of these profiles, in this order; all of them if none is named."""
-    if not profiles:
-        return list(results)
-    unknown = set(profiles) - {r["profile"] for r in results}
-    if unknown:
-        raise ConfigError(f"profiles={sorted(unknown)} are in none of the results.")
-    chosen = [r for r in results if r["profile"] in profiles]
-    return sorted(chosen, key=lambda r: profiles.index(r["profile"]))
-
-
 def draw(
     results: Sequence[Result], figures: Sequence[int], out: Path, rate: float | None = None
 ) -> list[Path]:
     """Write each figure that has data as PNG and SVG; returns the files. `rate` is Figure 1's."""
     unknown = set(figures) - DRAWERS.keys()
     if unknown:
-        raise ConfigError(f"figures={sorted(unknown)} are unknown; known are {sorted(DRAWERS)}.")
+        asked, known = (", ".join(map(str, sorted(n))) for n in (unknown, DRAWERS))
+        raise ConfigError(f"figures=[{asked}] cannot be drawn: choose of {known}.")
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for number in figures:
         figure = figure_1(results, rate) if number == 1 else DRAWERS[number](results)
         if figure is None:
-            log.info("figure %d: no results", number)
+            log.info("figure %d is left out: %s", number, why_not(number, results))
             continue
         for suffix in ("png", "svg"):
             file = out / f"figure{number}.{suffix}"
@@ -220,30 +198,43 @@ def curves(axis: Axes, results: Sequence[Result], metric: Metric, by: str) -> No
     axis.set(xlabel="Request rate (requests/s)", ylabel=metric.label, ylim=(0, top or None))
 
 
-DRAWERS: dict[int, Callable[[Sequence[Result]], Figure | None]] = {
-    1: figure_1,
-    8: figure_8,
-    9: lambda results: sweeps(
-        results,
+# By the paper's numbers: the rows of sweeps, and all that can be drawn.
+ROWS: dict[int, tuple[list[tuple[Metric, str]], str]] = {
+    9: (
         [(LATENCY, "conversation"), (LATENCY, "code")],
         "Normalized latency under increasing load",
     ),
-    10: lambda results: sweeps(
-        results,
-        [(TTFT, "conversation"), (ITL, "conversation")],
-        "Tail latency under increasing load",
-    ),
+    10: ([(TTFT, "conversation"), (ITL, "conversation")], "Tail latency under increasing load"),
+    13: ([(TTFT, "code"), (ITL, "code")], "Tail latency under increasing load"),
+    14: ([(TPOT, "conversation"), (TPOT, "code")], "P99 TPOT under increasing load"),
+}
+DRAWERS: dict[int, Callable[[Sequence[Result]], Figure | None]] = {
+    1: figure_1,
+    8: figure_8,
     11: lambda results: sensitivity(
         results, [LATENCY, TTFT, ITL], "Sensitivity to CPU tensor parallelism and host KV capacity"
     ),
     12: figure_12,
-    13: lambda results: sweeps(
-        results, [(TTFT, "code"), (ITL, "code")], "Tail latency under increasing load"
-    ),
-    14: lambda results: sweeps(
-        results, [(TPOT, "conversation"), (TPOT, "code")], "P99 TPOT under increasing load"
-    ),
     15: lambda results: sensitivity(
         results, [TPOT_TIGHT], "P99 TPOT: CPU tensor parallelism and host KV capacity"
     ),
+    **{number: functools.partial(sweeps, rows=rows, title=t) for number, (rows, t) in ROWS.items()},
 }
+_LABELLED = "none of them has a variant that begins with 'TP ' or 'host ': name it with variant="
+_MISSING = {
+    1: "none of them has a timeline and no variant",
+    8: "none of them has its requests' lengths, which scripts/bench.py keeps",
+    11: _LABELLED,
+    12: "none of them has times of Dense Assists, which scripts/bench.py keeps where a GPU assists",
+    15: _LABELLED,
+}
+
+
+def why_not(number: int, results: Sequence[Result]) -> str:
+    """Why `results` hold nothing for a figure, and what would change that."""
+    if number not in ROWS:
+        return _MISSING[number]
+    wanted = " or ".join(dict.fromkeys(workload for _, workload in ROWS[number][0]))
+    plain = {str(r["workload"]) for r in results if r["variant"] is None}
+    there = f"those of {', '.join(sorted(plain))}" if plain else "variants alone"
+    return f"it shows the workload {wanted}, and these are {there}: name it with workload.label="

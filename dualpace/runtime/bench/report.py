@@ -60,7 +60,8 @@ class DrawFigures(Callback):
             return
         # matplotlib takes seconds, and no run needs it.
         from dualpace.runtime.bench.page import write_page
-        from dualpace.runtime.bench.plot import draw, load_results
+        from dualpace.runtime.bench.plot import draw
+        from dualpace.runtime.bench.results import load_results
         from dualpace.runtime.bench.sustain import table
 
         results = load_results([out])

@@ -1,0 +1,65 @@
+"""Result files of the simulator and the benchmark, found and read. Knows only their keys."""
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dualpace.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Result = dict[str, Any]
+
+KEYS = frozenset({"policy", "profile", "workload", "variant", "rate"})  # of every result
+
+
+def load_results(paths: Iterable[str]) -> list[Result]:
+    """Every result under the given files and folders; other JSON is passed over. ConfigError for
+    what cannot be read, and where there is none."""
+    paths = list(paths)
+    results: list[Result] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ConfigError(f"results={path} does not exist: name files or folders of results.")
+        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+            results += _in_file(file)
+    if not results:
+        raise ConfigError(
+            f"results=[{','.join(paths)}] hold no result: scripts/simulate.py and scripts/bench.py "
+            f"write one with result=FILE."
+        )
+    return results
+
+
+def _in_file(file: Path) -> list[Result]:
+    try:
+        content = json.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"results: {file} cannot be read ({error.strerror}).") from None
+    except ValueError as error:  # no JSON, or no text
+        raise ConfigError(f"results: {file} is not valid JSON: {error}.") from None
+    found = []
+    for item in content if isinstance(content, list) else [content]:
+        if not isinstance(item, dict) or "policy" not in item:
+            continue
+        if missing := sorted(KEYS - item.keys()):
+            log.info("%s is no result and passed over: it lacks %s", file, ", ".join(missing))
+            continue
+        found.append(item)
+    return found
+
+
+def in_order(results: Sequence[Result], profiles: Sequence[str]) -> list[Result]:
+    """The results of these profiles, in this order; all of them if none is named."""
+    if not profiles:
+        return list(results)
+    there = {str(r["profile"]) for r in results}
+    if unknown := [name for name in profiles if name not in there]:
+        raise ConfigError(
+            f"profiles=[{','.join(unknown)}] are in none of the results, which have "
+            f"{', '.join(sorted(there))}."
+        )
+    chosen = [r for r in results if r["profile"] in profiles]
+    return sorted(chosen, key=lambda r: profiles.index(r["profile"]))

@@ -1,0 +1,65 @@
+"""Results that cannot be drawn are told with the reason, and what to name differently."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.bench.plot import DRAWERS, draw, why_not
+from dualpace.runtime.bench.results import in_order, load_results
+from dualpace.settings.compose import load
+
+
+def result(**more: Any) -> dict[str, Any]:
+    plain = {"policy": "dualpace", "profile": "box", "workload": "lognormal", "variant": None}
+    return {**plain, "rate": 2.0, **more}
+
+
+@pytest.mark.parametrize("number", sorted(DRAWERS))
+def test_a_figure_that_is_left_out_says_why(
+    number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert draw([result()], [number], tmp_path) == []
+    assert caplog.messages == [f"figure {number} is left out: {why_not(number, [result()])}"]
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "reason"),
+    [
+        (8, {}, "none of them has its requests' lengths, which scripts/bench.py keeps"),
+        (9, {}, "the workload conversation or code, and these are those of lognormal: name it w"),
+        (13, {"workload": "chat"}, "it shows the workload code, and these are those of chat"),
+        (10, {"variant": "TP 1"}, "and these are variants alone"),
+        (11, {}, "has a variant that begins with 'TP ' or 'host ': name it with variant="),
+    ],
+)
+def test_the_reason_names_what_is_there(number: int, more: dict[str, Any], reason: str) -> None:
+    assert reason in why_not(number, [result(**more)])
+
+
+def test_other_json_is_passed_over_and_what_is_broken_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([result(), {"id": 1}, "text", {"policy": "x"}]))
+    (tmp_path / "b.json").write_text("3")
+    assert load_results([str(tmp_path)]) == [result()]
+    (tmp_path / "c.json").write_text('{"policy": ')
+    with pytest.raises(ConfigError, match=r"c\.json is not valid JSON: .*line 1 column 12"):
+        load_results([str(tmp_path)])
+
+
+def test_paths_and_profiles_without_results(tmp_path: Path) -> None:
+    for path, said in [(tmp_path / "no", "does not exist"), (tmp_path, "hold no result")]:
+        with pytest.raises(ConfigError, match=said):
+            load_results([str(path)])
+    with pytest.raises(ConfigError, match=r"profiles=\[bx\] are in none .* which have box\.$"):
+        in_order([result()], ["bx"])
+    with pytest.raises(ConfigError, match=r"figures=\[3\] cannot be drawn: choose of 1, 8, 9"):
+        draw([result()], [3], tmp_path)
+
+
+def test_one_file_for_a_list_of_them_is_told_how_lists_are_written() -> None:
+    with pytest.raises(ConfigError, match=r"takes list of int, written bench\.figures=\[a,b\]\.$"):
+        load("bench.figures=1", root="bench")
