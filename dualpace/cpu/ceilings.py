@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from dualpace.cpu import amx_ir, amx_probe
+from dualpace.cpu.chain import Step
 from dualpace.cpu.openmp import parallel
 from dualpace.cpu.primitives import fetch_add, float32_at, int64_at
 
@@ -58,6 +59,10 @@ class Reader:
     def run(self) -> None:
         self._block[0] = 0
         parallel(_reader(), self._block.ctypes.data, self._threads)
+
+    def step(self) -> Step:
+        """The same, in a chain."""
+        return Step(_reader(), self._block, 1)
 
 
 class TileSpinner:

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import carray, cfunc, types
 from numba.extending import intrinsic
 
-from dualpace.cpu.primitives import int64_at
+from dualpace.cpu.primitives import fetch_add, int64_at
 
 # Fields of the argument block.
 (
@@ -22,8 +22,13 @@ from dualpace.cpu.primitives import int64_at
     MEMBER,  # the address of member_kernel
     PARALLEL,  # of the runtime's GOMP_parallel
     BARRIER,  # of its GOMP_barrier
+    STAMPS,  # int64 [steps + 1, 3]: threads that looked at the clock before a step, or behind all,
+    # and the seconds and nanoseconds that the first of them saw; 0: nobody looks
+    CLOCK,  # of the C library's clock_gettime
     NUM_FIELDS,
-) = range(7)
+) = range(9)
+_MONOTONIC = 1
+_POINTER = ir.PointerType()
 
 
 def _call(builder: ir.IRBuilder, address: ir.Value, *args: ir.Value) -> None:
@@ -36,7 +41,7 @@ def run_kernel(_context: Any, kernel: Any, block: Any) -> Any:
     """kernel(block), by its address."""
 
     def codegen(ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
-        _call(builder, args[0], builder.inttoptr(args[1], ir.PointerType()))
+        _call(builder, args[0], builder.inttoptr(args[1], _POINTER))
         return ctx.get_dummy_value()
 
     return types.void(types.intp, types.intp), codegen
@@ -54,11 +59,22 @@ def meet(_context: Any, barrier: Any) -> Any:
 
 
 @intrinsic
+def look_at_clock(_context: Any, clock: Any, stamp: Any) -> Any:
+    """The time, into the two int64 at `stamp`."""
+
+    def codegen(ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
+        _call(builder, args[0], ir.IntType(32)(_MONOTONIC), builder.inttoptr(args[1], _POINTER))
+        return ctx.get_dummy_value()
+
+    return types.void(types.intp, types.intp), codegen
+
+
+@intrinsic
 def start_region(_context: Any, parallel: Any, kernel: Any, block: Any, threads: Any) -> Any:
     """kernel(block) on so many threads at once."""
 
     def codegen(ctx: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> Any:
-        pointers = [builder.inttoptr(arg, ir.PointerType()) for arg in args[1:3]]
+        pointers = [builder.inttoptr(arg, _POINTER) for arg in args[1:3]]
         count = builder.trunc(args[3], ir.IntType(32))
         _call(builder, args[0], *pointers, count, ir.IntType(32)(0))
         return ctx.get_dummy_value()
@@ -73,9 +89,13 @@ def member_kernel() -> int:
     def kernel(block: Any) -> None:
         a = carray(int64_at(block), (NUM_FIELDS,))
         steps = carray(int64_at(a[STEPS]), (a[NUM_STEPS], 3))
-        for i in range(a[NUM_STEPS]):
-            run_kernel(steps[i, 0], steps[i, 1])
-            meet(a[BARRIER])
+        for i in range(a[NUM_STEPS] + 1):
+            stamp = a[STAMPS] + i * 24
+            if a[STAMPS] and fetch_add(stamp, 1) == 0:
+                look_at_clock(a[CLOCK], stamp + 8)
+            if i < a[NUM_STEPS]:
+                run_kernel(steps[i, 0], steps[i, 1])
+                meet(a[BARRIER])
 
     return int(cfunc(types.void(types.intp), cache=True)(kernel).address)
 
@@ -87,6 +107,9 @@ def start_kernel() -> int:
     def kernel(block: Any) -> None:
         a = carray(int64_at(block), (NUM_FIELDS,))
         steps = carray(int64_at(a[STEPS]), (a[NUM_STEPS], 3))
+        for i in range(a[NUM_STEPS] + 1):
+            if a[STAMPS]:
+                int64_at(a[STAMPS])[i * 3] = 0
         for i in range(a[NUM_STEPS]):
             counters = int64_at(steps[i, 1])
             for j in range(steps[i, 2]):

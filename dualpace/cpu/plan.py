@@ -1,11 +1,11 @@
 """How the attention of one decode batch is divided among threads: pure integer work, shared by
 all layers.
 
-All KV blocks of the batch, over all heads, lie on one line. The line is cut into chunks of equal
-length whatever requests they fall in, so that every thread reads the same number of tokens. A
-request cut by a chunk border has several segments; each leaves a partial result in a slot of its
-own, and whoever finishes last merges them. This file knows nothing about tensors, threads or
-kernels.
+All KV blocks of the batch, over all heads, lie on one line. The line is cut into chunks, equal but
+for the last ones of a small batch, whatever requests they fall in, so that every thread reads the
+same number of tokens. A request cut by a chunk border has several segments; each leaves a partial
+result in a slot of its own, and whoever finishes last merges them. This file knows nothing about
+tensors, threads or kernels.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def plan_decode(
     item_blocks = np.repeat(row_blocks, groups)
     ends = np.cumsum(item_blocks)
     starts = ends - item_blocks
-    bounds = _chunk_bounds(starts, int(ends[-1]), num_threads * chunks_per_thread)
+    bounds = _chunk_bounds(starts, int(ends[-1]), num_threads, chunks_per_thread)
 
     cuts = np.union1d(starts, bounds)
     begin, end = cuts, np.append(cuts[1:], ends[-1])
@@ -116,19 +116,44 @@ def plan_decode(
     )
 
 
-def _chunk_bounds(starts: NDArray[np.int64], total: int, wanted: int) -> NDArray[np.int64]:
-    """Where chunks begin on a line of `total` blocks: evenly, but at a near item start rather
-    than just beside it.
+def _chunk_bounds(
+    starts: NDArray[np.int64], total: int, threads: int, chunks_per_thread: int
+) -> NDArray[np.int64]:
+    """Where chunks begin on a line of `total` blocks: at a near item start rather than just beside
+    it.
+
+    Evenly where chunks are long. Of few blocks the first are divided into longer chunks, mostly
+    whole items, and only the last, which make threads end together, into the shortest.
     """
-    count = max(1, min(wanted, total // _MIN_CHUNK_BLOCKS))
-    bounds = np.arange(count, dtype=np.int64) * total // count
+    short, wanted = _MIN_CHUNK_BLOCKS, threads * chunks_per_thread
+    if threads == 1:
+        return np.zeros(1, np.int64)
+    if total >= 2 * short * wanted:
+        return _snapped(_evenly(total, wanted), starts, min(total // wanted // 32, short))
+    last = 2 * short * threads
+    if total < last + 2 * short:
+        last = total
+    first = _evenly(total - last, (total - last) // (2 * short))
+    shortest = _evenly(last, min(wanted, max(1, last // short))) + total - last
+    return np.union1d(_snapped(first, starts, short // 2), shortest)
+
+
+def _evenly(total: int, count: int) -> NDArray[np.int64]:
+    return np.arange(count, dtype=np.int64) * total // max(1, count)
+
+
+def _snapped(
+    bounds: NDArray[np.int64], starts: NDArray[np.int64], tolerance: int
+) -> NDArray[np.int64]:
+    """Bounds, the first of which stays, at item starts that are no further off than `tolerance`."""
+    if not len(bounds):
+        return bounds
     after = np.minimum(np.searchsorted(starts, bounds), len(starts) - 1)
     nearest = np.where(
         np.abs(starts[after] - bounds) < np.abs(bounds - starts[after - 1]),
         starts[after],
         starts[np.maximum(after - 1, 0)],
     )
-    tolerance = min(total // count // 32, _MIN_CHUNK_BLOCKS)
     bounds = np.where(np.abs(nearest - bounds) <= tolerance, nearest, bounds)
     bounds[0] = 0
     return np.unique(bounds)
