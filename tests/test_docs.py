@@ -1,5 +1,6 @@
 """What the documents say is there is there: files, links, settings and commands."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -82,6 +83,34 @@ def test_the_readmes_commands_that_are_quick_run(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
     assert (tmp_path / "runs" / "figures" / "figure9.png").is_file()
+
+
+def definitions(file: Path) -> set[str]:
+    """Functions, classes and `Class.method`s."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            found |= {
+                f"{node.name}.{inner.name}"
+                for inner in ast.iter_child_nodes(node)
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+def test_the_four_trips_pass_through_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("\n## Four trips\n")[2].partition("\n## ")[0]
+    trips = re.findall(r"\*\*(.+?)\*\*.*?\n\n((?:\d\. .*\n(?:   .*\n)*)+)", section)
+    assert len(trips) == 4
+    for name, steps in trips:
+        assert 5 <= len(re.findall(r"^\d\. ", steps, re.MULTILINE)) <= 8, name
+        words = re.findall(r"`([^`]+)`", steps)
+        files = {word for word in words if word.endswith(".py")}
+        defined = set().union(*(definitions(ROOT / "dualpace" / file) for file in files))
+        named = {word for word in words if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)?", word)} - files
+        assert len(named) >= 5 and named <= defined, f"{name}: {named - defined}"
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda f: str(f.relative_to(ROOT)))
