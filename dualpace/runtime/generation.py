@@ -30,7 +30,11 @@ class Tokenizer(Protocol):
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer: ...
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str: ...
 
 
 def load_tokenizer(source: str) -> Tokenizer:
@@ -41,11 +45,13 @@ def load_tokenizer(source: str) -> Tokenizer:
     return load_tokenizer(resolve_source(source))
 
 
-def encode_text(tokenizer: Tokenizer, text: str, max_context: int) -> list[int]:
+def encode_text(
+    tokenizer: Tokenizer, text: str, max_context: int, add_special_tokens: bool = True
+) -> list[int]:
     """The prompt that `text` is. Raises InvalidParameter, before any work, for one that no
     tokenizer takes or that cannot fit."""
     _check_text(text, max_context)
-    return tokenizer.encode(text)
+    return tokenizer.encode(text, add_special_tokens)
 
 
 def encode_chat(

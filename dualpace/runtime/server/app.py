@@ -13,6 +13,7 @@ from dualpace.runtime.server.body_limit import BodyLimit
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.service import Service
 from dualpace.runtime.server.streams import Answer
+from dualpace.runtime.server.tokens import DetokenizeRequest, TokenizeRequest
 
 
 def build_app(service: Service) -> FastAPI:
@@ -28,6 +29,14 @@ def build_app(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return Answer(await service.chat(await read(request, ChatRequest)))
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return await service.tokenize(await read(request, TokenizeRequest))
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, str]:
+        return await service.detokenize(await read(request, DetokenizeRequest))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -48,6 +57,7 @@ def build_app(service: Service) -> FastAPI:
             "max_model_len": service.client.plan.model.max_context,
         }
 
+    @app.api_route("/ping", methods=["GET", "HEAD", "POST"])
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         """The process lives and its loop turns; whether it can serve is /ready's answer."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dualpace.runtime.engine_client import EngineClient
 from dualpace.runtime.generation import (
@@ -24,6 +24,12 @@ from dualpace.runtime.server.metrics import Metrics
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.responses import ChatShape, CompletionShape, Envelope, Shape, Usage
 from dualpace.runtime.server.streams import Job, Pieces
+from dualpace.runtime.server.tokens import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 
 T = TypeVar("T")
 
@@ -104,6 +110,15 @@ class Service:
         size = sum(len(message["content"]) for message in messages)
         prompt = await _off_loop(size, encode_chat, tokenizer, messages, self._max_context)
         return self._job(ChatShape(), tokenizer, [prompt], params, request, arrival_s)
+
+    async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
+        tokenizer = self.admit(request.model)
+        return await _off_loop(request.size, tokenize, tokenizer, request, self._max_context)
+
+    async def detokenize(self, request: DetokenizeRequest) -> dict[str, str]:
+        tokenizer = self.admit(request.model)
+        vocab = self.client.plan.model.vocab
+        return await _off_loop(len(request.tokens), detokenize, tokenizer, request, vocab)
 
     def _job(
         self,

@@ -30,8 +30,16 @@ class ByteTokenizer:
     def detokenizer(self, skip_special_tokens: bool = True) -> ByteDetokenizer:
         return ByteDetokenizer(skip_special_tokens)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        end = "" if skip_special_tokens else "<end>"
+        return "".join(chr(i) if i < EOS else end for i in ids)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
         """The last message alone is the prompt; one of several is shown as JSON."""
+        if not add_generation_prompt:
+            return f"closed: {messages[-1]['content']}"
         if messages[-1]["role"] == "assistant":
             raise ChatError("the last message must be the user's")
         return str(messages[-1]["content"]) if len(messages) == 1 else json.dumps(list(messages))

@@ -1,0 +1,60 @@
+"""POST /tokenize and /detokenize, as vLLM answers them: ids of a text, and the text of ids."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from dualpace.runtime.generation import Tokenizer, encode_text
+from dualpace.runtime.server.conversation import ChatMessage, conversation
+from dualpace.runtime.server.errors import APIError
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+
+
+class TokenizeRequest(_Request):
+    """Of a prompt, as /v1/completions takes it, or of messages, as chat does; null is absent."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None  # null: with a prompt; templates write their own
+    add_generation_prompt: bool | None = None  # null: true
+
+    @property
+    def size(self) -> int:
+        """Characters, roughly."""
+        contents = [message.content for message in self.messages or ()]
+        return len(self.prompt or "") + sum(len(str(content)) for content in contents)
+
+
+class DetokenizeRequest(_Request):
+    tokens: list[int]
+
+
+def tokenize(tokenizer: Tokenizer, request: TokenizeRequest, max_context: int) -> dict[str, Any]:
+    """Raises APIError and what `encode_text` and chat templates raise."""
+    if (request.prompt is None) == (request.messages is None):
+        text = "Send one of 'prompt' and 'messages'."
+        raise APIError(400, text, "prompt", "missing_required_parameter")
+    if request.prompt is not None:
+        text, special = request.prompt, True
+    else:
+        opens = request.add_generation_prompt is not False
+        text = tokenizer.chat(conversation(request.messages or []), add_generation_prompt=opens)
+        special = False
+    if request.add_special_tokens is not None:
+        special = request.add_special_tokens
+    ids = encode_text(tokenizer, text, max_context, special)
+    return {"count": len(ids), "max_model_len": max_context, "tokens": ids, "token_strs": None}
+
+
+def detokenize(tokenizer: Tokenizer, request: DetokenizeRequest, vocab: int) -> dict[str, str]:
+    """Special tokens are spelled out. Raises APIError for ids that are none."""
+    for at, token in enumerate(request.tokens):
+        if not 0 <= token < vocab:
+            text = f"'tokens[{at}]' is {token}: token ids are 0 to {vocab - 1}."
+            raise APIError(400, text, f"tokens[{at}]", "invalid_value")
+    return {"prompt": tokenizer.decode(request.tokens, skip_special_tokens=False)}
