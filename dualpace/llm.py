@@ -170,7 +170,7 @@ class LLM:
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling parameters.")
         for one in each:
-            one.check_tokens(model.vocab)
+            one.check_tokens(model.vocab, model.eos_token_ids)
         visible = sys.stderr.isatty() if progress is None else progress
         with _Bar(len(prompts), visible) as bar:
             return self._loop.run(self._answer_all(prompts, each, bar))

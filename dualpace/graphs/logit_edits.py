@@ -1,6 +1,6 @@
 """What some rows have done to their logits before a token is drawn: bans, biases, penalties, min-p.
 
-The order is the usual one: bans and biases, then repetition, frequency and presence penalties;
+The order is the usual one: bans and biases, repetition, frequency and presence penalties;
 after temperature min-p, then top-k and top-p, which belong to sampling. Everything that depends on
 a request's tokens is an argument, so a row is edited alike wherever it is sampled. Only rows that
 ask are touched, and of them only the tokens that are named; plain torch operations, for every
@@ -31,6 +31,7 @@ class LogitEdits:
     bias_owner: Tensor  # int64 [E]
     bias_token: Tensor  # int64 [E]
     bias: Tensor  # float32 [E]; -inf forbids the token
+    only: Tensor  # int64: rows of the batch of which no token is left but those with a bias
     seen_owner: Tensor  # int64 [E]
     seen_token: Tensor  # int64 [E], of prompt and output
     seen_count: Tensor  # float32 [E], times in the output; 0 where in the prompt alone
@@ -41,7 +42,10 @@ def edit(logits_BV: Tensor, edits: LogitEdits, temperature_B: Tensor) -> None:
     """Carries out `edits` on float32 logits [B, V], in place. Waits for no device."""
     if len(edits.bias):
         at = (edits.rows[edits.bias_owner], edits.bias_token)
-        logits_BV.index_put_(at, logits_BV[at] + edits.bias)
+        values_E = logits_BV[at] + edits.bias
+        if len(edits.only):
+            logits_BV.index_fill_(0, edits.only, -torch.inf)
+        logits_BV.index_put_(at, values_E)
     if len(edits.seen_count):
         owner = edits.seen_owner
         at = (edits.rows[owner], edits.seen_token)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 MAX_LOGIT_BIAS = 300  # entries a request
+MAX_ALLOWED_TOKENS = 300  # a request
 MAX_STOP_TOKENS = 128  # a request
 
 
@@ -19,6 +20,7 @@ class LogitRules:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()  # no others; empty: all
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()  # end the answer; forbidden before `min_tokens`
 
@@ -28,9 +30,15 @@ class LogitRules:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     @property
+    def edits_always(self) -> bool:
+        """Whether logits are changed for every token."""
+        listed = self.logit_bias or self.allowed_token_ids
+        return bool(self.counts_tokens or self.min_p or listed)
+
+    @property
     def edits_logits(self) -> bool:
-        """Whether logits are changed at all."""
-        return bool(self.counts_tokens or self.min_p or self.logit_bias or self.min_tokens)
+        """Whether logits are changed for any token."""
+        return bool(self.edits_always or self.min_tokens)
 
     def asked(self) -> dict[str, Any]:
         """What differs from the defaults, as JSON can hold it."""
@@ -43,7 +51,8 @@ class LogitRules:
         """From what `asked` gave."""
         values = dict(asked)
         values["logit_bias"] = dict(values.get("logit_bias", ()))
-        values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            values[name] = tuple(values.get(name, ()))
         return cls(**values)
 
 
@@ -53,6 +62,7 @@ _UNASKED: Mapping[str, Any] = {
     "frequency_penalty": 0,
     "repetition_penalty": 1,
     "logit_bias": [],
+    "allowed_token_ids": (),
     "min_tokens": 0,
     "stop_token_ids": (),
 }

@@ -92,6 +92,7 @@ class Edits(Message, kind=3):
     bias_owner: I32
     bias_token: I32
     bias: F32  # -inf forbids
+    only: U8  # by row: 1 where no token is left but those with a bias
     seen_owner: I32
     seen_token: I32
     seen_count: I32  # among the output; 0: in the prompt alone

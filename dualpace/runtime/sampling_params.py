@@ -7,7 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.logit_rules import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, LogitRules
+from dualpace.runtime.logit_rules import (
+    MAX_ALLOWED_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKENS,
+    LogitRules,
+)
 
 MAX_STOPS = 16
 MAX_BIAS = 100.0
@@ -38,6 +43,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # taken off for each time that it has come
     repetition_penalty: float = 1.0  # divides a positive logit, multiplies a negative one
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
+    allowed_token_ids: Sequence[int] = ()  # no others are drawn; empty: all
     seed: int | None = None  # None: another one each time
     max_tokens: int | None = 16  # None: until the context is full
     min_tokens: int = 0  # before these neither EOS, nor a stop token, nor a stop string ends it
@@ -70,11 +76,8 @@ class SamplingParams:
                 raise self._out_of_range(name, "-2 to 2")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
             raise self._out_of_range("repetition_penalty", "more than 0, 1 for none")
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidParameter(
-                "logit_bias",
-                f"logit_bias has {len(self.logit_bias)} tokens: use at most {MAX_LOGIT_BIAS}.",
-            )
+        self._check_count("logit_bias", MAX_LOGIT_BIAS)
+        self._check_count("allowed_token_ids", MAX_ALLOWED_TOKENS)
         for token, bias in self.logit_bias.items():
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise InvalidParameter(
@@ -95,20 +98,22 @@ class SamplingParams:
             )
         if "" in self.stops:
             raise InvalidParameter("stop", "stop holds an empty string: leave it out.")
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise InvalidParameter(
-                "stop_token_ids",
-                f"stop_token_ids has {len(self.stop_token_ids)} tokens: use at most "
-                f"{MAX_STOP_TOKENS}.",
-            )
+        self._check_count("stop_token_ids", MAX_STOP_TOKENS)
+
+    def _check_count(self, name: str, limit: int) -> None:
+        count = len(getattr(self, name))
+        if count > limit:
+            raise InvalidParameter(name, f"{name} has {count} tokens: use at most {limit}.")
 
     def _out_of_range(self, name: str, use: str) -> InvalidParameter:
         return InvalidParameter(name, f"{name}={getattr(self, name)} is out of range: use {use}.")
 
-    def check_tokens(self, vocab: int) -> None:
-        """Raises InvalidParameter for a token that a model of `vocab` tokens does not have."""
+    def check_tokens(self, vocab: int, eos: Sequence[int]) -> None:
+        """Raises InvalidParameter for a token that a model of `vocab` tokens does not have, and
+        where none is left that may be drawn; `eos` are the model's."""
         named: dict[str, Any] = {
             "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids,
             "stop_token_ids": self.stop_token_ids,
         }
         for name, tokens in named.items():
@@ -117,6 +122,13 @@ class SamplingParams:
                 raise InvalidParameter(
                     name, f"{name} names token {unknown}: this model has 0 to {vocab - 1}."
                 )
+        allowed, ends = self.allowed_token_ids or range(vocab), {*eos, *self.stop_token_ids}
+        if self.min_tokens and ends.issuperset(allowed):
+            raise InvalidParameter(
+                "min_tokens",
+                f"min_tokens={self.min_tokens} forbids every token that is allowed: each of them "
+                "would end the answer.",
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -131,6 +143,7 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
+            allowed_token_ids=tuple(self.allowed_token_ids),
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
         )

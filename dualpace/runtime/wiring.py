@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.assist import AssistLayout
 from dualpace.runtime.channel import ChannelSize
 from dualpace.runtime.kv.layout import KvLayout
 from dualpace.runtime.lockstep import LockstepLayout
-from dualpace.runtime.logit_rules import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from dualpace.runtime.logit_rules import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.shared_memory import Stretch
-from dualpace.runtime.types import BLOCK_TOKENS
 
 _ROW_BYTES = 64  # all per-row fields of a batch together
 _FIXED_BYTES = 4096  # headers and array lengths
@@ -50,7 +50,8 @@ def channel_size(plan: Plan, role: str) -> ChannelSize:
 def edits_bytes(plan: Plan, rows: int, blocks: int) -> int:
     """Of the longest encoded `messages.Edits` of so many rows, whose tokens lie in so many blocks:
     each row may name what its request lists, and every token that it has."""
-    listed = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + len(plan.model.eos_token_ids)
+    biased = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + len(plan.model.eos_token_ids)
+    listed = max(biased, MAX_ALLOWED_TOKENS)
     pairs = rows * listed + blocks * BLOCK_TOKENS
     return rows * _ROW_BYTES + pairs * _PAIR_BYTES + _FIXED_BYTES
 

@@ -55,6 +55,7 @@ def assert_each_parameter_does_something(llm: Any) -> None:
     assert plain.count(usual) > 2, "the model repeats itself"
     assert answer(ignore_eos=True, logit_bias={usual: -100}).count(usual) == 0
     assert set(answer(ignore_eos=True, logit_bias={usual: 100})) == {usual}
+    assert set(answer(ignore_eos=True, allowed_token_ids=[3, 5])) <= {3, 5}
     for name, value in (
         ("presence_penalty", 2.0),
         ("frequency_penalty", 2.0),

@@ -27,6 +27,7 @@ class Asked:
     frequency: float = 0.0
     repetition: float = 1.0
     bias: dict[int, float] = field(default_factory=dict)
+    only: bool = False
 
 
 def edits_of(asked: dict[int, Asked]) -> LogitEdits:
@@ -54,6 +55,7 @@ def edits_of(asked: dict[int, Asked]) -> LogitEdits:
         bias_owner=column(bias, 0, torch.int64),
         bias_token=column(bias, 1, torch.int64),
         bias=column(bias, 2, torch.float32),
+        only=torch.tensor([row for row, one in asked.items() if one.only], dtype=torch.int64),
         seen_owner=column(seen, 0, torch.int64),
         seen_token=column(seen, 1, torch.int64),
         seen_count=column(seen, 2, torch.float32),
@@ -138,6 +140,14 @@ def test_the_order_is_bias_repetition_counts_temperature_min_p() -> None:
     # 0: (1 + 3) / 2; 1: 2 / 2 - 2 * 0.5 - 0.25; 2: -1 + 4, the best: 0.4 of it ends at 1.17
     assert got[:4].tolist() == [2.0, -torch.inf, 3.0, -torch.inf]
     assert got[4:].isinf().all()
+
+
+def test_only_what_is_listed_is_left() -> None:
+    logits = logits_of(3)
+    got = edited(logits, {2: Asked(bias={4: 0.0, 9: 1.5}, only=True), 0: Asked(bias={4: 0.0})})
+    assert got[2].isfinite().nonzero().flatten().tolist() == [4, 9]
+    assert got[2, [4, 9]].tolist() == (logits[2, [4, 9]] + torch.tensor([0, 1.5])).tolist()
+    assert torch.equal(got[:2], logits[:2])
 
 
 def test_rows_without_edits_keep_every_bit() -> None:

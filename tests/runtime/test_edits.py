@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.engine.edits import Editor, encode_edits
 from dualpace.runtime.logit_rules import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, LogitRules
 from dualpace.runtime.messages import Edits
-from dualpace.runtime.types import BLOCK_TOKENS
 from dualpace.runtime.wiring import edits_bytes
 from dualpace.runtime.worker.rows import edits_of
 
@@ -52,6 +52,7 @@ def test_rules_travel_as_json() -> None:
         ({"min_tokens": 1}, True, False),
         ({"min_p": 0.1}, True, False),
         ({"logit_bias": {1: 0.0}}, True, False),
+        ({"allowed_token_ids": (1,)}, True, False),
         ({"presence_penalty": -0.1}, True, True),
         ({"frequency_penalty": 0.1}, True, True),
         ({"repetition_penalty": 0.9}, True, True),
@@ -69,6 +70,8 @@ def test_an_answer_may_not_end_before_its_least_length() -> None:
     editor = Editor(LogitRules(min_tokens=2, stop_token_ids=(6,), logit_bias=bias), 4, EOS)
     assert pairs(editor, 4) == pairs(editor, 5) == {2: -np.inf, 5: -np.inf, 6: -np.inf, 8: 1.0}
     assert pairs(editor, 6) == bias
+    some = Editor(LogitRules(allowed_token_ids=(1, 2, 8), min_tokens=1, logit_bias=bias), 4, EOS)
+    assert pairs(some, 4) == {1: 0, 2: -np.inf, 8: 1} and pairs(some, 5) == {1: 0, 2: 5, 8: 1}
     short = Editor(LogitRules(min_tokens=2), 4, EOS)
     assert [short.is_due(position) for position in (4, 5, 6)] == [True, True, False]
 
@@ -96,7 +99,7 @@ def test_a_batch_without_edits_says_nothing() -> None:
 
 def test_rows_of_a_batch_are_told_by_their_places() -> None:
     one = Editor(PENALTIES, 1, EOS)
-    two = Editor(LogitRules(min_p=0.25, logit_bias={7: 2.0, 9: 3.0}), 2, EOS)
+    two = Editor(LogitRules(min_p=0.25, logit_bias={7: 2.0}, allowed_token_ids=(7, 9)), 2, EOS)
     three = Editor(LogitRules(repetition_penalty=1.5, min_tokens=9), 1, EOS)
     encoded = encode_edits([(0, 3, one, [4, 4, 6]), (3, 2, two, [1, 1]), (5, 2, three, [8, 8])])
     assert read(encoded, [1, 2, 4]) is None
@@ -106,11 +109,13 @@ def test_rows_of_a_batch_are_told_by_their_places() -> None:
     assert found.presence.tolist() == [0.5, 0] and found.repetition.tolist() == [1, 1.5]
     triples = zip(found.seen_owner, found.seen_token, found.seen_count, strict=True)
     assert [tuple(map(int, t)) for t in triples] == [(0, 4, 1), (0, 6, 1), (1, 8, 1)]
+    assert found.only.tolist() == [0, 0]
     assert found.bias_owner.tolist() == [1, 1] and found.bias_token.tolist() == [2, 5]
     alone = read(encoded, [3])
     assert alone is not None
     assert alone.rows.tolist() == [0] and alone.min_p.tolist() == [0.25]
-    assert alone.bias_owner.tolist() == [0, 0] and alone.bias.tolist() == [2, 3]
+    assert alone.only.tolist() == [1]
+    assert alone.bias_owner.tolist() == [0, 0] and alone.bias.tolist() == [2, 0]
 
 
 def test_the_longest_edits_have_room() -> None:

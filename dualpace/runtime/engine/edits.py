@@ -24,8 +24,10 @@ class Editor:
         self.rules = rules
         self._prompt_len = prompt_len
         bans = dict.fromkeys((*eos, *rules.stop_token_ids), -np.inf)
-        self._early = _pairs({**rules.logit_bias, **bans})
-        self._later = _pairs(rules.logit_bias)
+        self._early, self._later = (
+            _pairs(_listed(bias, rules.allowed_token_ids))
+            for bias in ({**rules.logit_bias, **bans}, rules.logit_bias)
+        )
         self._counted = 0
         self._place: dict[int, int] = {}  # of a token in the next two
         self._tokens = array("i")
@@ -33,10 +35,7 @@ class Editor:
 
     def is_due(self, position: int) -> bool:
         """Whether the token at `position` of prompt and answer is drawn from edited logits."""
-        rules = self.rules
-        return bool(
-            rules.counts_tokens or rules.min_p or rules.logit_bias or self._is_early(position)
-        )
+        return self.rules.edits_always or self._is_early(position)
 
     def bias(self, position: int) -> tuple["array[int]", "array[float]"]:
         """(tokens, what is added to their logits) for the token at `position`."""
@@ -82,11 +81,17 @@ def encode_edits(rows: Sequence[tuple[int, int, Editor, Sequence[int]]]) -> U8:
         bias_owner=_owners([tokens for tokens, _ in bias]),
         bias_token=_joined([tokens for tokens, _ in bias]),
         bias=np.frombuffer(b"".join(values for _, values in bias), np.float32),
+        only=np.array([bool(r.allowed_token_ids) for r in rules], np.uint8),
         seen_owner=_owners([tokens for tokens, _ in seen]),
         seen_token=_joined([tokens for tokens, _ in seen]),
         seen_count=_joined([counts for _, counts in seen]),
     )
     return np.frombuffer(message.encode(), np.uint8)
+
+
+def _listed(bias: Mapping[int, float], allowed: Sequence[int]) -> Mapping[int, float]:
+    """`bias`, or where only some tokens are allowed that of each of them."""
+    return {token: bias.get(token, 0.0) for token in allowed} if allowed else bias
 
 
 def _pairs(bias: Mapping[int, float]) -> tuple["array[int]", "array[float]"]:

@@ -25,7 +25,6 @@ _LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key", "request
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "add_generation_prompt": [True],
     "add_special_tokens": [],
-    "allowed_token_ids": [[]],
     "audio": [],
     "bad_words": [[]],
     "best_of": [1],
@@ -109,6 +108,7 @@ class _Sampled(_Strict):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None

@@ -130,7 +130,7 @@ class Service:
         arrival_s: float,
     ) -> Job:
         model = self.client.plan.model
-        params.check_tokens(model.vocab)
+        params.check_tokens(model.vocab, model.eos_token_ids)
         for prompt in prompts:
             check_prompt(prompt, model.max_context, model.vocab)
         answers = [

@@ -17,6 +17,7 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
         edits.bias_token,
         edits.seen_owner,
         edits.seen_token,
+        edits.rows[edits.only != 0],
     )
     values = (
         edits.min_p,
@@ -26,7 +27,7 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
         edits.bias,
         edits.seen_count,
     )
-    rows, bias_owner, bias_token, seen_owner, seen_token = _moved(places, np.int64, device)
+    rows, bias_owner, bias_token, seen_owner, seen_token, only = _moved(places, np.int64, device)
     min_p, presence, frequency, repetition, bias, seen_count = _moved(values, np.float32, device)
     return LogitEdits(
         rows=rows,
@@ -37,6 +38,7 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
         bias_owner=bias_owner,
         bias_token=bias_token,
         bias=bias,
+        only=only,
         seen_owner=seen_owner,
         seen_token=seen_token,
         seen_count=seen_count,
@@ -66,6 +68,7 @@ def no_edits() -> Edits:
         bias_owner=places,
         bias_token=places,
         bias=values,
+        only=np.empty(0, np.uint8),
         seen_owner=places,
         seen_token=places,
         seen_count=places,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.messages import TOKEN_IN_FLIGHT, CpuBatch, Edits, GpuBatch
-from dualpace.runtime.plan import BLOCK_TOKENS
 from dualpace.runtime.types import RowKind
 from dualpace.runtime.wire import decode
 
@@ -233,6 +233,7 @@ def edits_of(batch: GpuBatch | CpuBatch, rows: Int64) -> Edits | None:
         bias_owner=owner[edits.bias_owner[bias]],
         bias_token=edits.bias_token[bias],
         bias=edits.bias[bias],
+        only=edits.only[kept],
         seen_owner=owner[edits.seen_owner[seen]],
         seen_token=edits.seen_token[seen],
         seen_count=edits.seen_count[seen],

@@ -54,6 +54,7 @@ def test_edited_logits_are_sampled_like_the_references(device: torch.device) -> 
         bias_owner=every,
         bias_token=best.to(device),
         bias=none - torch.inf,
+        only=every[:0],
         seen_owner=every[:0],
         seen_token=every[:0],
         seen_count=none[:0],

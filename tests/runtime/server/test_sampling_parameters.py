@@ -9,9 +9,11 @@ import pytest
 from dualpace import SamplingParams
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 
+EOS = 256
 API = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"50": -100, "7": 2.5}}
 EXTRA = {"repetition_penalty": 1.1, "min_p": 0.05, "min_tokens": 3, "stop_token_ids": [1, 2]}
+EXTRA |= {"allowed_token_ids": [2, 3]}
 
 
 def complete(client, prompt, extra=None, **more):
@@ -102,11 +104,14 @@ def test_the_least_length_is_cut_to_the_context_as_the_most_is(client):
         ({"repetition_penalty": 0}, "repetition_penalty=0.0 is out of range: use more than 0,"),
         ({"min_tokens": -1}, "min_tokens=-1 is out of range: use 0 or more, at most max_tokens=16"),
         ({"min_tokens": 17}, "at most max_tokens=16."),
+        ({"min_tokens": 1, "allowed_token_ids": [EOS]}, "min_tokens=1 forbids every token"),
         ({"logit_bias": {"5": 101}}, "logit_bias has 101.0 for token 5: use -100 to 100."),
         ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x': use token ids, as strings."),
         ({"logit_bias": {"-1": 1}}, "use token ids"),
         ({"logit_bias": {"257": 1}}, "logit_bias names token 257: this model has 0 to 256."),
         ({"logit_bias": {str(i): 1 for i in range(301)}}, "has 301 tokens: use at most 300."),
+        ({"allowed_token_ids": [256, -1]}, "allowed_token_ids names token -1"),
+        ({"allowed_token_ids": [0] * 301}, "has 301 tokens: use at most 300."),
         ({"stop_token_ids": [3, 300]}, "stop_token_ids names token 300: this model has 0 to 256."),
         ({"stop_token_ids": [-1]}, "stop_token_ids names token -1"),
         ({"stop_token_ids": [0] * 129}, "has 129 tokens: use at most 128."),
@@ -121,8 +126,7 @@ def test_the_least_length_is_cut_to_the_context_as_the_most_is(client):
 )
 def test_what_is_out_of_range_is_refused_with_its_limit(server, body, sentence):
     error = refusal(server, body)
-    (name,) = body
-    assert sentence in error["message"] and name in error["param"]
+    assert sentence in error["message"] and next(iter(body)) in error["param"]
 
 
 def test_the_list_of_parameters_is_complete():

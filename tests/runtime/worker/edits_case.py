@@ -18,7 +18,9 @@ EVERYTHING = LogitRules(
     min_tokens=4,
     stop_token_ids=(5, 6, 7),
 )
-BIASED = LogitRules(logit_bias={20: 1.5, 21: 1.5}, min_p=0.1)
+BIASED = LogitRules(
+    logit_bias={20: 1.5, 21: 1.5}, allowed_token_ids=tuple(range(1, 300, 3)), min_p=0.1
+)
 Talks = Callable[..., list[Talk]]
 
 

@@ -57,6 +57,9 @@ def edit(logits: torch.Tensor, talk: Talk, tokens: list[int]) -> None:
     rules, output = talk.rules, tokens[talk.prompt_len :]
     for token, bias in rules.logit_bias.items():
         logits[token] += bias
+    if rules.allowed_token_ids:
+        for token in set(range(len(logits))).difference(rules.allowed_token_ids):
+            logits[token] = -torch.inf
     if len(output) < rules.min_tokens:
         for token in rules.stop_token_ids:
             logits[token] = -torch.inf

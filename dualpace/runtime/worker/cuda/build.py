@@ -231,6 +231,7 @@ def _every_edit() -> U8:
         bias_owner=place,
         bias_token=place,
         bias=value,
+        only=np.ones(1, np.uint8),
         seen_owner=place,
         seen_token=place,
         seen_count=place,
