@@ -31,7 +31,8 @@ GPU_ROUND_TESTS = (
 ENVELOPE_TESTS = (f"{SCHEDULE}/test_sizes.py", f"{SCHEDULE}/test_estimate.py")
 # Module -> (functions and classes to change, tests of which one must notice).
 SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
-    "dualpace.runtime.types": ({"blocks_for", "Request"}, ENVELOPE_TESTS),
+    "dualpace.block": ({"blocks_for"}, ENVELOPE_TESTS),
+    "dualpace.runtime.types": ({"Request"}, ENVELOPE_TESTS),
     "dualpace.runtime.schedule.envelope": (
         {"HostEnvelope", "finish_growth", "gpu_peak", "migration_reserve"},
         ENVELOPE_TESTS,

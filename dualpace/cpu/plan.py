@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK_TOKENS = 16
+from dualpace.block import BLOCK_TOKENS
+
 _MIN_CHUNK_BLOCKS = 8  # a shorter chunk costs more in merging than it gives in balance
 
 # Columns of a segment.

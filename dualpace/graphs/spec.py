@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-BLOCK_TOKENS = 16
+from dualpace.block import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

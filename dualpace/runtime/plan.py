@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
 
 from dualpace.runtime.step_times import StepTimes
-from dualpace.runtime.types import BLOCK_TOKENS as BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,11 @@
-"""What every part of the runtime means by a request. Imports nobody; knows no policy, device or
+"""What every part of the runtime means by a request. Knows no policy, device or
 token text.
 """
 
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-BLOCK_TOKENS = 16
-"""Tokens in one KV block, on both tiers."""
-
-
-def blocks_for(num_tokens: int) -> int:
-    """Blocks that hold `num_tokens` tokens of one request."""
-    return -(-num_tokens // BLOCK_TOKENS)
+from dualpace.block import BLOCK_TOKENS
 
 
 class Owner(IntEnum):

@@ -6,6 +6,7 @@ Raises ConfigError for what this machine cannot serve. Knows nothing about sched
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu.config import CpuConfig
 from dualpace.cpu.topology import CoreMap, core_map
 from dualpace.errors import ConfigError
@@ -20,7 +21,6 @@ from dualpace.runtime.config import (
     ServerConfig,
 )
 from dualpace.runtime.plan import (
-    BLOCK_TOKENS,
     AssistPlan,
     CpuPlan,
     GpuPlan,

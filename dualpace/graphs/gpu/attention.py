@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.errors import ConfigError
-
-BLOCK_TOKENS = 16
 
 ATTENTION = {
     "flashinfer": "dualpace.graphs.gpu.flashinfer_attention",

@@ -22,8 +22,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dualpace.graphs.gpu.device import launch_options
 
-BLOCK_TOKENS = 16
-
 
 def embed_norm(
     token_ids_M: Tensor,

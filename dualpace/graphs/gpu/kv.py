@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_TOKENS = 16
+from dualpace.block import BLOCK_TOKENS
+
 _WORDS = 4096  # of 4 bytes, a program
 _LINK_PROGRAMS = 16  # enough for the link; the rest of the GPU belongs to the main batch
 _RING_BLOCKS = 32  # device staging of a swap

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime import messages
 from dualpace.runtime.engine.engine import LLMEngine
 from dualpace.runtime.engine.pair import WorkerPair
@@ -27,7 +28,7 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.schedule.rounds import CpuStep, GpuStep
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.runtime.simulate.times import step_times
-from dualpace.runtime.types import BLOCK_TOKENS, RowKind
+from dualpace.runtime.types import RowKind
 from dualpace.runtime.wire import Message
 from dualpace.settings.compose import load
 from dualpace.settings.resolve import resolve

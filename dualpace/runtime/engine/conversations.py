@@ -5,11 +5,12 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from dualpace.block import blocks_for
 from dualpace.runtime.engine.edits import Editor
 from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.messages import LENGTH, NOT_FINISHED, STOP, TOKEN_IN_FLIGHT, Submit
 from dualpace.runtime.schedule.rounds import Row
-from dualpace.runtime.types import Request, blocks_for
+from dualpace.runtime.types import Request
 
 _NO_RULES = LogitRules()
 

@@ -6,7 +6,7 @@ Legend: B blocks, L layers, 2 is K then V, K kv heads, 16 tokens of a block, D h
 from dataclasses import dataclass
 from math import prod
 
-from dualpace.runtime.types import BLOCK_TOKENS
+from dualpace.block import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime import messages as m
 from dualpace.runtime.routing import ROUTES, Route
-from dualpace.runtime.types import BLOCK_TOKENS, RowKind, TransferKind
+from dualpace.runtime.types import RowKind, TransferKind
 from dualpace.runtime.wire import I32
 
 

@@ -5,6 +5,7 @@ Decides nothing: an allocation that does not fit is a bug of the decision and tr
 Every verb runs to its end without waiting, so that either engine's loop may change both pools.
 """
 
+from dualpace.block import BLOCK_TOKENS, blocks_for
 from dualpace.runtime.schedule.ledger import Ledger
 from dualpace.runtime.schedule.rounds import (
     CpuRound,
@@ -16,15 +17,7 @@ from dualpace.runtime.schedule.rounds import (
     Transfer,
 )
 from dualpace.runtime.schedule.view import finish_peak
-from dualpace.runtime.types import (
-    BLOCK_TOKENS,
-    Owner,
-    Phase,
-    Request,
-    RowKind,
-    TransferKind,
-    blocks_for,
-)
+from dualpace.runtime.types import Owner, Phase, Request, RowKind, TransferKind
 
 DECODE = RowKind.DECODE  # a global is found faster than an enum's member, 256 times a round
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from dualpace.block import blocks_for
 from dualpace.runtime.schedule.envelope import migration_reserve
 from dualpace.runtime.schedule.rounds import GpuRound
 from dualpace.runtime.schedule.view import View
-from dualpace.runtime.types import Request, blocks_for
+from dualpace.runtime.types import Request
 
 
 class HostAdmission(Protocol):

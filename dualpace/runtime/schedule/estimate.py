@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.errors import ConfigError
-from dualpace.runtime.types import BLOCK_TOKENS
 
 
 class Estimator(Protocol):

@@ -3,9 +3,10 @@
 Works on the draft of a GPU round and knows nothing of prompts or swap-ins.
 """
 
+from dualpace.block import blocks_for
 from dualpace.runtime.schedule.draft import Draft
 from dualpace.runtime.schedule.view import next_growth
-from dualpace.runtime.types import Request, blocks_for
+from dualpace.runtime.types import Request
 
 
 def restore_next_token_feasibility(draft: Draft) -> None:

@@ -5,12 +5,12 @@ Read it beside the paper. `gpu_round` lists the paragraphs; each function is one
 spend. Nothing touches a queue, a pool or a device: `State` commits the result.
 """
 
+from dualpace.block import blocks_for
 from dualpace.runtime.schedule.draft import PAPER, Departures, Draft, in_arrival_order
 from dualpace.runtime.schedule.evictions import restore_next_token_feasibility
 from dualpace.runtime.schedule.prefills import admit_prefills
 from dualpace.runtime.schedule.rounds import GpuRound
 from dualpace.runtime.schedule.view import View
-from dualpace.runtime.types import blocks_for
 
 
 def gpu_round(view: View, departures: Departures = PAPER) -> GpuRound:

@@ -1,8 +1,9 @@
 """What must hold in a ledger between any two verbs of `State`. Reads all of it, changes nothing."""
 
+from dualpace.block import blocks_for
 from dualpace.runtime.schedule.envelope import finish_growth, gpu_peak
 from dualpace.runtime.schedule.ledger import Ledger
-from dualpace.runtime.types import Owner, Phase, Request, blocks_for
+from dualpace.runtime.types import Owner, Phase, Request
 
 
 def check(ledger: Ledger) -> None:

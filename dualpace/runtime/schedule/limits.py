@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.errors import ConfigError
-from dualpace.runtime.types import BLOCK_TOKENS
 
 
 class RequestTooLong(ValueError):

@@ -5,10 +5,11 @@ Works on the draft of a GPU round and knows nothing of evictions or swap-ins.
 
 from collections.abc import Iterator
 
+from dualpace.block import blocks_for
 from dualpace.runtime.schedule.draft import Draft, in_arrival_order
 from dualpace.runtime.schedule.rounds import Prefill
 from dualpace.runtime.schedule.view import finish_peak
-from dualpace.runtime.types import Request, blocks_for
+from dualpace.runtime.types import Request
 
 
 def admit_prefills(draft: Draft) -> None:

@@ -5,9 +5,10 @@ decides nothing.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from dualpace.block import BLOCK_TOKENS, blocks_for
 from dualpace.runtime.schedule.envelope import HostEnvelope
 from dualpace.runtime.schedule.limits import Limits
-from dualpace.runtime.types import BLOCK_TOKENS, Phase, Request, blocks_for
+from dualpace.runtime.types import Phase, Request
 
 
 @dataclass(frozen=True, slots=True)

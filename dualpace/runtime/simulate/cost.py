@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.errors import ConfigError
 from dualpace.runtime.simulate.config import ProfileConfig, TableConfig
 
 BF16 = 2  # bytes
-BLOCK_TOKENS = 16
 
 Curve = Callable[[float], float]
 

@@ -12,10 +12,11 @@ from statistics import median
 import numpy as np
 import torch
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu.append import kv_append
 from dualpace.graphs.attention import causal_prefill
 from dualpace.graphs.executor import Stages
-from dualpace.runtime.plan import BLOCK_TOKENS, Plan
+from dualpace.runtime.plan import Plan
 from dualpace.runtime.worker.activations import sampling_rows
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.kv_pools import HostPool

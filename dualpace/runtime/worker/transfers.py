@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.messages import GpuBatch
-from dualpace.runtime.plan import BLOCK_TOKENS
 from dualpace.runtime.types import TransferKind
 from dualpace.runtime.worker.copies import CopyEngine, CopyEvent, all_done
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPart, Words, as_words

@@ -7,8 +7,9 @@ and fails when a row reads a slot that does not hold the token it needs.
 
 from dataclasses import dataclass, field
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.schedule import CpuStep, GpuStep, Row, RowKind, State, TransferKind
-from dualpace.runtime.types import BLOCK_TOKENS, Owner
+from dualpace.runtime.types import Owner
 
 BASE = 1_000_000  # token p of request r is r * BASE + p
 GARBAGE = [-1] * BLOCK_TOKENS

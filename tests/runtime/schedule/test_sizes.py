@@ -2,11 +2,12 @@
 
 import pytest
 
+from dualpace.block import blocks_for
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule import Limits, RequestTooLong
 from dualpace.runtime.schedule.envelope import finish_growth, gpu_peak
 from dualpace.runtime.schedule.view import finish_peak, next_growth
-from dualpace.runtime.types import Phase, Request, blocks_for
+from dualpace.runtime.types import Phase, Request
 from tests.runtime.schedule.drive import add, gpu, make
 
 

@@ -2,9 +2,9 @@
 host tier.
 """
 
+from dualpace.block import blocks_for
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound, Prefill
 from dualpace.runtime.schedule.view import View, next_growth
-from dualpace.runtime.types import blocks_for
 
 
 class GpuOnly:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dualpace.block import blocks_for
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound, Prefill
 from dualpace.runtime.schedule.view import View, next_growth
-from dualpace.runtime.types import Request, blocks_for
+from dualpace.runtime.types import Request
 
 SWAP_IN_BELOW = 0.95  # of the HBM blocks: leaves some for the next tokens
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.graphs.gpu.attention import PagedRows
 from dualpace.graphs.gpu.capture import DecodeBatch
-from dualpace.runtime.plan import BLOCK_TOKENS
 from dualpace.runtime.worker.rows import (
     CpuWork,
     DecodeArrays,

@@ -11,10 +11,10 @@ from statistics import median
 import numpy as np
 import torch
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.graphs.gpu.attention import PagedRows
 from dualpace.graphs.gpu.capture import Capturer
 from dualpace.graphs.gpu.forward import Rows
-from dualpace.runtime.plan import BLOCK_TOKENS
 from dualpace.runtime.worker.cuda.lockstep import HostLink, Lane
 from dualpace.runtime.worker.cuda.model import DeviceModel
 from dualpace.runtime.worker.layer_times import Times
