@@ -21,6 +21,7 @@ from dualpace.cpu.bench_dense import DenseCase, dense_table
 from dualpace.cpu.bench_iteration import TINY, Model, iteration_table
 from dualpace.cpu.bench_scaling import draw_scaling, scaling_table
 from dualpace.cpu.ceilings import Reader, TileSpinner, in_turns
+from dualpace.cpu.gemm import TILES, VECTORS, Unit
 from dualpace.cpu.isa import Level, detect
 from dualpace.cpu.memory import huge_empty, shared_empty
 from dualpace.cpu.openmp import runtimes
@@ -87,7 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, value in report.items():
         print(f"{name:12} {value}")
     memory = fill((shared_empty if options.small_pages else huge_empty)(sizes.memory))
-    report |= _run(sizes, options, threads, memory, isa.has(Level.AMX))
+    unit = {Level.AMX: TILES, Level.AVX512_BF16: VECTORS}.get(isa.level)
+    report |= _run(sizes, options, threads, memory, unit)
     wrong = [r for r in report.get("attention", []) + report.get("dense", []) if not r["right"]]
     report["wrong"] = len(wrong)
     print(json.dumps(report))
@@ -95,11 +97,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(
-    sizes: Sizes, options: Any, threads: int, memory: torch.Tensor, amx: bool
+    sizes: Sizes, options: Any, threads: int, memory: torch.Tensor, unit: Unit | None
 ) -> dict[str, Any]:
     """The chosen parts, and the ceilings that the machine shows before them."""
     m, report = sizes.model, dict[str, Any]()
-    reader, spinner = Reader(memory, threads), TileSpinner(threads) if amx else None
+    reader, spinner = Reader(memory, threads), TileSpinner(threads) if unit == TILES else None
     ceilings = {"read": reader.run} | ({"peak": spinner.run} if spinner else {})
     times = {name: median(t) for name, t in in_turns(ceilings, sizes.repeats).items()}
     bandwidth = reader.bytes / times["read"]
@@ -114,7 +116,7 @@ def _run(
         report["attention"] = attention_table(heads, memory, sizes.batches, threads, options)
     if {"dense", "scaling"} & set(options.only):
         attn = m.q_heads * m.head_dim
-        dense = DenseCase(m.hidden, m.intermediate, attn, sizes.memory, amx)
+        dense = DenseCase(m.hidden, m.intermediate, attn, sizes.memory, unit)
         if "dense" in options.only:
             report["dense"] = dense_table(dense, sizes.rows, threads, bandwidth, sizes.repeats)
         if "scaling" in options.only:
@@ -126,7 +128,7 @@ def _run(
                 draw_scaling(records, options.figure)
         del dense
     if "iteration" in options.only:
-        report["iteration"] = iteration_table(m, sizes.iteration, 1024, bandwidth, rate)
+        report["iteration"] = iteration_table(m, sizes.iteration, 1024, bandwidth, rate, unit)
     return report
 
 

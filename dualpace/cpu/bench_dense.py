@@ -1,4 +1,5 @@
-"""Benchmark of the dense stage after attention: oneDNN's packed weights and the tile GEMM.
+"""Benchmark of the dense stage after attention: oneDNN's packed weights and the tile GEMM, by tiles
+or vectors.
 
 The candidates and, where there is a tile unit, its rate from registers take turns, on the same
 threads. Weights rotate through more memory than the last-level cache holds. This file knows nothing
@@ -18,6 +19,7 @@ from torch import Tensor
 from dualpace.cpu import packed
 from dualpace.cpu.ceilings import TileSpinner, in_turns
 from dualpace.cpu.dense_stage import PostAttention, Rooms, norm_rows
+from dualpace.cpu.gemm import Unit
 
 BF16 = torch.bfloat16
 GB = 1e9
@@ -28,7 +30,10 @@ Layer = Callable[[Tensor, Tensor], Tensor]
 class DenseCase:
     """O, norm, gate and up, and down of one layer in a few sets, as each candidate keeps them."""
 
-    def __init__(self, hidden: int, intermediate: int, attn: int, memory: int, amx: bool) -> None:
+    def __init__(
+        self, hidden: int, intermediate: int, attn: int, memory: int, unit: Unit | None
+    ) -> None:
+        """unit: what multiplies beside oneDNN, if anything."""
         self.hidden, self.attn = hidden, attn
         shapes = ((hidden, attn), (2 * intermediate, hidden), (hidden, intermediate))
         self.bytes = 2 * sum(n * k for n, k in shapes)
@@ -37,12 +42,22 @@ class DenseCase:
         self.weights = [torch.randn(n, k).mul_(k**-0.5).to(BF16) for n, k in shapes]
         self.candidates: dict[str, list[Layer]] = {}
         self.candidates["onednn"] = [_onednn_layer(self.weights) for _ in range(sets)]
-        if amx:
+        self.unit = unit
+        if unit is not None:
             o, gate_up, down = self.weights
             norm, rooms = torch.ones(hidden, dtype=BF16), Rooms()
-            self.candidates["amx"] = [
-                PostAttention(o, norm, gate_up, down, EPS, rooms) for _ in range(sets)
+            self.candidates[self.ours] = [
+                PostAttention(o, norm, gate_up, down, EPS, rooms, unit) for _ in range(sets)
             ]
+
+    @property
+    def ours(self) -> str:
+        """The name of the candidate that is not oneDNN."""
+        return "amx" if self.unit is None or self.unit.tiles else "avx512_bf16"
+
+    @property
+    def has_tiles(self) -> bool:
+        return self.unit is not None and self.unit.tiles and self.unit.native
 
     def inputs(self, rows: int) -> tuple[Tensor, Tensor]:
         """Attention's output and the residual."""
@@ -71,7 +86,7 @@ def dense_table(
     print(f"\ndense after attention, hidden {case.hidden}, {sets} sets of weights, bf16; medians")
     print("rows candidate       ms     best  TFLOP/s  of peak  weights GB/s  of read    error")
     records = []
-    spinner = TileSpinner(threads) if "amx" in case.candidates else None
+    spinner = TileSpinner(threads) if case.has_tiles else None
     for rows in rows_list:
         x, residual = case.inputs(rows)
         runs = case.runs(x, residual)
@@ -98,7 +113,7 @@ def dense_table(
             records.append(record)
             share = f"{record['of_peak']:8.0%}" if peak else " " * 8
             print(
-                f"{rows:4} {name:10} {record['ms']:9.3f} {record['best_ms']:8.3f} "
+                f"{rows:4} {name:11}{record['ms']:9.3f} {record['best_ms']:8.3f} "
                 f"{record['tflop_s']:8.3f} {share} {record['gb_s']:13.1f} "
                 f"{record['of_read']:8.0%} {error:8.1e}",
                 flush=True,

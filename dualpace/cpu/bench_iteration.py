@@ -1,10 +1,11 @@
 """Benchmark of a whole decode iteration of Llama-3.1-8B's shape, split by stage, beside a roofline.
 
 The layers' weights and KV rotate through a few sets that together exceed the last-level cache, so
-that memory is read as if there were as many as the model has. The roofline of a stage is the larger
-of its bytes over the read bandwidth and its operations over the tile unit's rate, where there is
-one. What Python and the starting of kernels cost is the time of the same calls for a model of the
-same depth and next to no width. This file knows nothing about engines.
+that memory is read as if there were as many as the model has. On tiles all layers are one chain of
+kernels, as in serving; elsewhere every stage is a few calls over oneDNN. The roofline of a stage is
+the larger of its bytes over the read bandwidth and its operations over the tile unit's rate, where
+there is one. What Python and the starting of kernels cost is the time of the same calls for a model
+of the same depth and next to no width. This file knows nothing about engines.
 """
 
 import time
@@ -21,7 +22,8 @@ from dualpace.cpu import packed
 from dualpace.cpu.append import kv_append
 from dualpace.cpu.attention import PagedDecoder, plan_decode
 from dualpace.cpu.dense_stage import PostAttention, Rooms, norm_rows
-from dualpace.cpu.gemm import TileLinear
+from dualpace.cpu.gemm import TileLinear, Unit
+from dualpace.cpu.layers import Layers
 from dualpace.cpu.memory import huge_empty
 from dualpace.cpu.qkv import Places, PreAttention
 
@@ -73,9 +75,11 @@ def random_matrix(rows: int, width: int) -> Tensor:
 
 
 class Iteration:
-    """One batch with its layers, pool and block tables."""
+    """One batch with its layers, pool and block tables. rooms: of layers on tiles."""
 
-    def __init__(self, model: Model, rows: int, context: int, layers: list[Any]) -> None:
+    def __init__(
+        self, model: Model, rows: int, context: int, layers: list[Any], rooms: Rooms | None
+    ) -> None:
         m, self.rows = model, rows
         self.model, self.layers = model, layers
         blocks = -(-context // 16)
@@ -92,53 +96,74 @@ class Iteration:
         slots = self.tables[:, -1].long() * 16 + (context - 1) % 16
         self.places = Places(angles.cos(), angles.sin(), slots)
         self.norm = torch.ones(m.hidden, dtype=BF16)
-        self.spent = dict.fromkeys(STAGES, 0.0)
+        self.spent, self._started = dict.fromkeys(STAGES, 0.0), 0.0
+        self.chain = None
+        if rooms is not None:
+            turns = [i % m.sets for i in range(m.layers)]
+            self.chain = Layers(
+                [layers[i][0] for i in turns],
+                [layers[i][1] for i in turns],
+                [self.pools[i] for i in turns],
+                self.decoder,
+                rooms,
+                timed=True,
+            )
 
     def run(self, x: Tensor) -> Tensor:
-        m, spent = self.model, self.spent
-        now = time.perf_counter()
-
-        def lap(stage: str) -> None:
-            nonlocal now
-            then, now = now, time.perf_counter()
-            spent[stage] += now - then
-
+        m, self._started = self.model, time.perf_counter()
         plan = plan_decode(self.lens, m.kv_heads, torch.get_num_threads())
         self.decoder.begin(plan, self.tables)
-        out = torch.empty(self.rows, m.q_heads, m.head_dim, dtype=BF16)
         normal = torch.empty_like(x)
-        lap("plan")
+        self._lap("plan")
+        x = self._by_calls(x) if self.chain is None else self._by_chain(self.chain, x)
+        norm_rows(x, self.norm, 1e-5, normal)
+        tokens: Tensor = self.layers[0][2](normal).argmax(1)
+        self._lap("final")
+        return tokens
+
+    def _by_chain(self, chain: Layers, x: Tensor) -> Tensor:
+        x = chain.run(x, self.places, self.model.head_dim**-0.5)
+        pre, attention, post = np.split(chain.seconds.sum(0), [2, 3])
+        for stage, seconds in (("pre", pre), ("attention", attention), ("post", post)):
+            self.spent[stage] += float(seconds.sum())
+        self._started = time.perf_counter()
+        return x
+
+    def _by_calls(self, x: Tensor) -> Tensor:
+        m = self.model
+        out = torch.empty(self.rows, m.q_heads, m.head_dim, dtype=BF16)
         for i in range(m.layers):
             pre, post, _ = self.layers[i % m.sets]
             q = pre(x, self.places, self.pools[i % m.sets])
-            lap("pre")
+            self._lap("pre")
             self.decoder.run(q, self.pools[i % m.sets], m.head_dim**-0.5, out)
-            lap("attention")
+            self._lap("attention")
             x = post(out.view(self.rows, -1), x)
-            lap("post")
-        norm_rows(x, self.norm, 1e-5, normal)
-        tokens: Tensor = self.layers[0][2](normal).argmax(1)
-        lap("final")
-        return tokens
+            self._lap("post")
+        return x
+
+    def _lap(self, stage: str) -> None:
+        then, self._started = self._started, time.perf_counter()
+        self.spent[stage] += self._started - then
 
 
-def make_layers(model: Model, amx: bool) -> list[Any]:
-    """(pre, post, head) of each set; one head for all."""
-    m, rooms = model, Rooms()
+def make_layers(model: Model, unit: Unit | None, rooms: Rooms) -> list[Any]:
+    """(pre, post, head) of each set, by `unit` or oneDNN; one head for all."""
+    m = model
     attn, kv = m.q_heads * m.head_dim, m.kv_heads * m.head_dim
     norm = torch.ones(m.hidden, dtype=BF16)
 
     def linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
-        if amx:
-            return TileLinear(weight, scratch=rooms.tiles)
+        if unit is not None:
+            return TileLinear(weight, unit=unit, scratch=rooms.tiles)
         handle, outputs = packed.pack(weight), weight.shape[0]
         return lambda x: packed.packed_linear(x, handle, outputs)
 
     def pre() -> Callable[[Tensor, Places, Tensor], Tensor]:
         heads = (m.q_heads, m.kv_heads, m.head_dim)
         weight = random_matrix(attn + 2 * kv, m.hidden)
-        if amx:
-            return PreAttention(norm, weight, heads, 1e-5, rooms)
+        if unit is not None:
+            return PreAttention(norm, weight, heads, 1e-5, rooms, unit)
         qkv = linear(weight)
 
         def run(x: Tensor, places: Places, cache: Tensor) -> Tensor:
@@ -155,8 +180,8 @@ def make_layers(model: Model, amx: bool) -> list[Any]:
         o = random_matrix(m.hidden, attn)
         gate_up = random_matrix(2 * m.intermediate, m.hidden)
         down = random_matrix(m.hidden, m.intermediate)
-        if amx:
-            return PostAttention(o, norm, gate_up, down, 1e-5, rooms)
+        if unit is not None:
+            return PostAttention(o, norm, gate_up, down, 1e-5, rooms, unit)
         first, second, third = linear(o), linear(gate_up), linear(down)
 
         def run(attention: Tensor, x: Tensor) -> Tensor:
@@ -179,19 +204,25 @@ def _rope(x: Tensor, places: Places) -> Tensor:
 
 
 def iteration_table(
-    model: Model, batches: tuple[int, ...], context: int, bandwidth: float, rate: float | None
+    model: Model,
+    batches: tuple[int, ...],
+    context: int,
+    bandwidth: float,
+    rate: float | None,
+    unit: Unit | None,
 ) -> list[dict[str, Any]]:
     """Times of decode iterations of each batch. bandwidth in bytes/s, rate in FLOP/s (None: no tile
-    unit, and then oneDNN).
+    unit). unit: what multiplies, None: oneDNN.
     """
-    layers = make_layers(model, rate is not None)
-    hollow = make_layers(model.hollow, rate is not None)
+    rooms = None if unit is None else Rooms()
+    layers = make_layers(model, unit, rooms or Rooms())
+    hollow = make_layers(model.hollow, unit, rooms or Rooms())
     print(f"\ndecode iteration, {model.layers} layers, context {context}, bf16")
     print("rows       ms  tokens/s   of roofline   " + "  ".join(f"{s:>10}" for s in NAMES))
     records = []
     for rows in batches:
-        seconds, spent = _fastest(Iteration(model, rows, context, layers))
-        fixed, _ = _fastest(Iteration(model.hollow, rows, 1, hollow))
+        seconds, spent = _fastest(Iteration(model, rows, context, layers, rooms))
+        fixed, _ = _fastest(Iteration(model.hollow, rows, 1, hollow, rooms))
         ideal = _roofline(model, rows, context, bandwidth, rate)
         record = {
             "rows": rows,

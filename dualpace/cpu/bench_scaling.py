@@ -18,6 +18,7 @@ _LINES = (
     ("attention_gb_s", 0, "paged attention"),
     ("peak_tflop_s", 1, "tile unit, from registers"),
     ("amx_tflop_s", 1, "tile GEMM"),
+    ("avx512_bf16_tflop_s", 1, "tile GEMM, by vectors"),
     ("onednn_tflop_s", 1, "oneDNN, packed"),
 )
 
@@ -36,7 +37,7 @@ def scaling_table(
         attention.plan(threads)
         reader = Reader(attention.memory, threads)
         runs = {"attention": attention.run, "read": reader.run, **dense.runs(x, residual)}
-        spinner = TileSpinner(threads) if "amx" in dense.candidates else None
+        spinner = TileSpinner(threads) if dense.has_tiles else None
         if spinner:
             runs["peak"] = spinner.run
         seconds = {

@@ -36,7 +36,7 @@ from dualpace.cpu.version import source_version
 (
     NEXT_CHUNK,  # atomic; the caller sets it to 0
     NEXT_THREAD,  # atomic; the caller sets it to 0
-    NUM_CHUNKS,
+    NUM_CHUNKS,  # the first that is no counter
     CHUNK_STARTS,
     SEGMENTS,
     ITEM_SLOTS,

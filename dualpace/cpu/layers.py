@@ -24,7 +24,8 @@ _MOST_PROGRAMS = 256  # 100 KB each
 class Layers:
     """x [rows, H] through every layer, for rows whose `decoder` has begun the round.
 
-    rooms: of all of `pre` and `post`. caches: each layer's, of equal strides. Not for two threads.
+    rooms: of all of `pre` and `post`. caches: each layer's, of equal strides. A `timed` one keeps
+    the `seconds` that kernels took. Not for two threads.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class Layers:
         caches: Sequence[Tensor],
         decoder: PagedDecoder,
         rooms: Rooms,
+        timed: bool = False,
     ) -> None:
         assert len(pre) == len(post) == len(caches)
         assert len({cache.stride() for cache in caches}) == 1
         self.pre, self.post, self.caches, self.decoder = pre, post, caches, decoder
+        self.timed, self.seconds = timed, np.zeros((len(caches), 7))
         self._rooms = rooms
         self._programs: dict[int, _Program] = {}
         self._state = rooms.state
@@ -55,6 +58,8 @@ class Layers:
         place(program.products, places, self.caches[0])
         program.attend(self.decoder, self.caches[0], scale)
         program.chain.run()
+        if self.timed:
+            self.seconds = program.chain.seconds().reshape(self.seconds.shape)
         return program.x
 
     def _program(self, rows: int) -> "_Program":
@@ -94,7 +99,7 @@ class _Program:
                 Step(call.function, block, call.num_counters)
                 for call, block in zip(self._calls, own, strict=True)
             ]
-        self.chain = Chain(steps, torch.get_num_threads())
+        self.chain = Chain(steps, torch.get_num_threads(), layers.timed)
 
     def attend(self, decoder: PagedDecoder, cache: Tensor, scale: float) -> None:
         """Have all layers attend by the round that the decoder has begun."""

@@ -3,15 +3,22 @@
 import json
 import math
 import os
+import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from dualpace.cpu import bench as whole
 from dualpace.cpu import bench_iteration as bench
+from dualpace.cpu.bench_attention import AttentionCase, Heads
+from dualpace.cpu.bench_peers import sdpa, vllm, why_no_vllm
 from dualpace.cpu.ceilings import in_turns
+from dualpace.cpu.gemm import Unit
+from dualpace.cpu.isa import Level, detected
 
 
 def test_roofline_counts_each_weight_and_token_once() -> None:
@@ -26,9 +33,10 @@ def test_roofline_counts_each_weight_and_token_once() -> None:
     assert math.isclose(many["post"], 2 * 4096 * weights / 1e12)
 
 
-def test_iteration_is_split_by_stage() -> None:
+@pytest.mark.parametrize("unit", [None, Unit(False, detected().has(Level.AVX512_BF16))])
+def test_iteration_is_split_by_stage(unit: Unit | None) -> None:
     model = bench.Model(96, 160, 6, 2, 64, 320, layers=3, sets=2)
-    (record,) = bench.iteration_table(model, (5,), 40, 1e10, None)
+    (record,) = bench.iteration_table(model, (5,), 40, 1e10, None, unit)
     assert set(record["stages_ms"]) == set(bench.STAGES)
     assert all(t > 0 for t in record["stages_ms"].values())
     assert sum(record["stages_ms"].values()) <= record["ms"] + 0.1
@@ -60,4 +68,44 @@ def test_every_part_runs_and_is_right(
     assert figure.stat().st_size > 0
     assert [r["layout"] for r in report["attention"]] == ["per-layer", "block-major"]
     assert [r["threads"] for r in report["scaling"]] == [1, 2]
+    assert all(r["ms"] > 0 and r["called_ms"] > 0 for r in report["attention"])
     assert report["dense"] and report["iteration"] and report["wrong"] == 0
+
+
+def test_peers_attend_to_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "vllm._custom_ops", raising=False)
+    assert "not installed" in str(why_no_vllm())
+
+    class Operations(ModuleType):
+        """Its operations, as plainly as can be, on a cache of its layout."""
+
+        def cpu_attn_reshape_and_cache(
+            self, key: Any, value: Any, keys: Any, values: Any, slots: Any, isa: str
+        ) -> None:
+            keys[slots // 32, :, slots % 32] = key
+            values[slots // 32, :, slots % 32] = value
+
+        def cpu_attn_get_scheduler_metadata(self, **facts: Any) -> torch.Tensor:
+            return torch.empty(0)
+
+        def cpu_attention_with_kv_cache(self, **given: Any) -> None:
+            for row, length in enumerate(given["seq_lens"].tolist()):
+                used = given["block_table"][row].long()
+                k, v = (
+                    given[name][used].transpose(0, 1).flatten(1, 2)[:, :length]
+                    for name in ("key_cache", "value_cache")
+                )
+                q = given["query"][row].view(k.shape[0], -1, k.shape[2])
+                weights = (q.float() @ k.float().mT * given["scale"]).softmax(-1)
+                given["output"][row] = (weights @ v.float()).flatten(0, 1)
+
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm._custom_ops", Operations("vllm._custom_ops"))
+    assert why_no_vllm() is None
+    memory = torch.randn(1 << 21).bfloat16().view(torch.uint8)
+    case = AttentionCase(Heads(6, 2, 64), memory, 3, 45, True, detected().level)
+    case.plan(1)
+    case.run()
+    for peer in (sdpa(case), vllm(case, Level.AVX512_BF16)):
+        torch.testing.assert_close(peer(), case.out, rtol=2**-7, atol=2**-7)
