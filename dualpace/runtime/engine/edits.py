@@ -45,19 +45,26 @@ class Editor:
         """(tokens that have come, how often in the output); `tokens` are the request's, of which
         there are never fewer than before. Valid until the next call.
         """
-        place, counts = self._place, self._counts
         if not self.rules.counts_tokens:
-            return self._tokens, counts
-        for at in range(self._counted, len(tokens)):
-            token = tokens[at]
+            return self._tokens, self._counts
+        if not self._counted:
+            self._see_prompt(tokens[: self._prompt_len])
+        place, counts = self._place, self._counts
+        for token in tokens[self._counted :]:
             if token not in place:
                 place[token] = len(counts)
                 self._tokens.append(token)
                 counts.append(0)
-            if at >= self._prompt_len:
-                counts[place[token]] += 1
+            counts[place[token]] += 1
         self._counted = len(tokens)
         return self._tokens, counts
+
+    def _see_prompt(self, prompt: Sequence[int]) -> None:
+        """At once: it may be long, and both loops wait meanwhile."""
+        self._counted = len(prompt)
+        self._tokens = array("i", dict.fromkeys(prompt))
+        self._counts = array("i", bytes(4 * len(self._tokens)))
+        self._place = {token: at for at, token in enumerate(self._tokens)}
 
     def _is_early(self, position: int) -> bool:
         return position - self._prompt_len < self.rules.min_tokens
