@@ -75,10 +75,12 @@ class AssistProfileConfig:
     finalize_ms: float = MISSING
     buffer_us: float = 0.0  # CPU worker writing and reading the assist buffer, one assist
     queued_stages: int = 0  # main stages already queued behind the running one when it asks
-    # Beside a main batch, on a stream of its own (assist.mode=stream)
-    beside_wait_ms: float = 0.0  # the CPU worker's wait for one, beyond the device's interval
-    beside_stretch: float = 1.0  # that interval, as a multiple of the one on an idle device
-    beside_loss: float | None = None  # of it, lost to the main batch; None: between stages only
+    # With assist.mode=stream, the CPU worker's wait for one beyond the device's interval
+    beside_wait_ms: float = 0.0
+    # The device's interval beside a main batch, as a multiple of the one on an idle device
+    beside_stretch: float = 1.0
+    # Of that interval, what the main batch loses. None: served between stages only
+    beside_loss: float | None = None
 
 
 @dataclass
