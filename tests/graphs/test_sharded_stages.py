@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dualpace.graphs.sharded import best_of_ranks
 from dualpace.graphs.shared_memory_collective import SharedMemoryCollective
 from dualpace.graphs.source import Source, resolve_source
 from tests.graphs import here
+from tests.graphs.asked import Asked, edits_of
 from tests.graphs.ranks import in_threads
 from tests.graphs.reference import SIZES, assert_close, load_stages, run_logits, save_tiny
 
@@ -120,7 +122,10 @@ def test_sampled_tokens_are_those_of_one_rank(size: int, tmp_path: Path) -> None
         1 - torch.arange(40) % 5 / 10,
         torch.linspace(0, 0.99, 40),
     )
-    for how in (rows, SamplingRows.greedy(40)):
+    everything = Asked([5, 300], [7, 7], 0.1, 0.5, 0.25, 1.4, {9: 2.0, 11: -torch.inf})
+    edits = edits_of(dict.fromkeys(range(0, 40, 3), everything))
+    edited = (replace(how, edits=edits) for how in (rows, SamplingRows.greedy(40)))
+    for how in (rows, SamplingRows.greedy(40), *edited):
         wanted = plain.post_layer(x, how)
         tokens = group.run(lambda stages, how=how: stages.post_layer(x.clone(), how))
         assert torch.equal(tokens, wanted) and tokens.dtype == torch.int32

@@ -20,6 +20,7 @@ from dualpace.graphs.rope import rope_table
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.graphs.shard import Shard
 from dualpace.graphs.spec import ModelSpec
+from tests.graphs.asked import Asked, edits_of
 from tests.graphs.ranks import in_threads
 
 SPEC = ModelSpec(
@@ -211,6 +212,7 @@ def test_two_ranks_compute_what_one_does(cuts: str) -> None:
     source, sampled = torch.tensor([-1, -1, 0]).int(), torch.tensor([60]).int()
     how = SamplingRows.of(*torch.tensor([[1.0] * 3, [0, 5, 0], [1, 1, 0.8], [0.2, 0.5, 0.9]]))
     how = dataclasses.replace(how, top_k=how.top_k.int())
+    edits = edits_of({1: Asked([5], [60, 89], 0.1, 0.5, 0.2, 1.3, {7: -torch.inf, 88: 3.0})})
     lock = threading.Lock()
 
     def run(collective: Collective) -> dict[str, torch.Tensor]:
@@ -232,10 +234,11 @@ def test_two_ranks_compute_what_one_does(cuts: str) -> None:
                 rows.attn.copy_((rows.q + rows.k.repeat_interleave(2, 1)).flatten(1))
                 forward.post_attention(layer, rows)
             found |= {"x": rows.x, "logits": forward.logits(rows.h)}
-            for name in ("greedy", "sample"):
+            for name in ("greedy", "sample", "edited"):
                 found[name] = torch.empty(ROWS, dtype=torch.int32)
             forward.greedy(rows.h, found["greedy"])
             forward.sample(rows.h, how, found["sample"])
+            forward.sample(rows.h, dataclasses.replace(how, edits=edits), found["edited"])
         return found
 
     (alone,), (first, second) = in_threads(1, run), in_threads(2, run)
