@@ -6,6 +6,10 @@ sections=sums,layers).
 device=cuda: two GPUs against one: tokens and logits, sums over ranks, and the gain of every stage
 (model=, layers=, sections=, processes= that compile). Says so and ends where there are fewer GPUs.
 Both: ranks=N, limit_s=, out=FILE for the JSON that is also the last line.
+
+`python scripts/bench_tp.py iteration cpu.tp=2 [out=FILE] [override]`: whole decode iterations of
+the CPU worker, one rank with all cores against several with a share each, by turns in one run.
+Overrides as for scripts/profile_hw.py.
 """
 
 import sys
@@ -13,7 +17,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dualpace.graphs.bench_ranks import main
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:2] == ["iteration"]:
+        from dualpace.runtime.profile.contest import main
+
+        sys.exit(main(sys.argv[2:]))
+    from dualpace.graphs.bench_ranks import main as other_parts
+
+    sys.exit(other_parts(sys.argv[1:]))

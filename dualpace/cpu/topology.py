@@ -83,6 +83,16 @@ def core_map(
     )
 
 
+def shares(
+    cores: Sequence[int], node_of: Mapping[int, int], num_ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    """All of `cores` for one rank; for several, parts that cross no node border."""
+    by_node = _by_node(cores, node_of)
+    if num_ranks == 1:
+        return (tuple(cores),)
+    return _ranks(by_node, [core for node in by_node for core in node], num_ranks)
+
+
 def _by_node(cores: Sequence[int], node_of: Mapping[int, int]) -> list[list[int]]:
     nodes: dict[int, list[int]] = {}
     for core in cores:

@@ -151,6 +151,8 @@ def _note(config: SystemConfig, name: str | None, taken: list[str], missing: str
 
 
 def command(config: SystemConfig) -> str:
-    """What measures this machine with this model."""
+    """What measures this machine with this model and as many ranks."""
     hw = "" if config.hw.name == "auto" else f" +hw={config.hw.name}"
-    return f"python scripts/profile_hw.py{hw} model.source={config.model.source}"
+    sizes = {"gpu.tp": config.gpu.tp, "cpu.tp": config.cpu.tp}
+    ranks = "".join(f" {key}={size}" for key, size in sizes.items() if size > 1)
+    return f"python scripts/profile_hw.py{hw} model.source={config.model.source}{ranks}"

@@ -103,7 +103,8 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
 
 
 def _claimed(config: SystemConfig, found: Hardware) -> Hardware:
-    """`found` cut to what the hw file claims; ConfigError where it claims more than there is."""
+    """`found` cut to what the hw file claims, with a GPU for each rank of `gpu.tp`; ConfigError
+    where it claims more than there is."""
     hw = config.hw
     if hw.gpus is not None and hw.gpus > len(found.gpus):
         raise ConfigError(
@@ -129,7 +130,7 @@ def _claimed(config: SystemConfig, found: Hardware) -> Hardware:
         numa_nodes=found.numa_nodes[: hw.cores],
         memory_bytes=memory if hw.host_gib is None else min(memory, int(hw.host_gib * GIB)),
         fast_bf16=found.fast_bf16,
-        gpus=vram[: hw.gpus],
+        gpus=vram if hw.gpus is None else vram[: max(hw.gpus, config.gpu.tp)],
     )
 
 

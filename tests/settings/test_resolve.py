@@ -149,3 +149,10 @@ def test_an_hw_file_bounds_what_is_used_of_a_larger_machine() -> None:
     assert max(made.gpu.cores + made.cpu.cores + made.runtime.cores) == 3
     assert made.kv.gpu_pool_blocks * made.kv.bytes_per_block < 24 * GIB
     assert made.kv.host_pool_blocks * made.kv.bytes_per_block < 8 * GIB
+
+
+def test_an_hw_file_of_one_gpu_may_serve_on_several() -> None:
+    several = replace(BIG, gpus=BIG.gpus * 4)
+    assert plan("hw.gpus=1", "gpu.tp=2", on=several).gpu.rank_cores == ((12,), (13,))
+    with pytest.raises(ConfigError, match=r"gpu\.tp=2 and this machine shows 1 GPU: set gpu"):
+        plan("hw.gpus=1", "gpu.tp=2", on=BIG)

@@ -61,7 +61,7 @@ def run(order: Order, plan: Plan) -> int:
     from dualpace.runtime.profile.measure import measure
     from dualpace.runtime.profile.station import Station
 
-    station = Station(plan, order.sweep.temperature)
+    station = Station(plan, order.sweep.temperature, order.to_json())
     failed = 0
     try:
         for point, stamp in zip(order.points, order.stamps, strict=True):
@@ -73,6 +73,8 @@ def run(order: Order, plan: Plan) -> int:
                 if not isinstance(error, ConfigError):
                     traceback.print_exc()
                 print(f"{point.name}: {type(error).__name__}: {error}", file=sys.stderr)
+                if plan.cpu.tp > 1:
+                    break  # ranks no longer agree on what comes next
                 continue
             seconds = round(time.monotonic() - started, 3)
             write(order, point, {**stamp, "seconds": seconds, "values": values})

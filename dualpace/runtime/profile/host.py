@@ -1,25 +1,32 @@
-"""The CPU worker in this process: the very parts that serve, with a clock on each assist's wait."""
+"""This process's CPU rank: the very parts that serve, with a clock on each assist's wait."""
 
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dualpace.graphs.weights import DTYPES
 from dualpace.runtime.assist import AssistKind
-from dualpace.runtime.channel import Channel
 from dualpace.runtime.messages import CpuBatch, StepDone
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.team import Team
 from dualpace.runtime.routing import Route
-from dualpace.runtime.wiring import kv_layout
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.build import worker_stages
 from dualpace.runtime.worker.cpu_worker import CpuWorker
-from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.progress import Progress
-from dualpace.runtime.worker.routes import AssistClient, FullCpu, FusedAssist, RouteRun, SplitFinal
+from dualpace.runtime.worker.ranks import host_shard, join
+from dualpace.runtime.worker.routes import (
+    AssistClient,
+    FullCpu,
+    FusedAssist,
+    RouteRun,
+    SplitFinal,
+    assist_client,
+)
 from dualpace.runtime.worker.rows import SamplingArrays
 
 
@@ -32,16 +39,26 @@ Wait = tuple[AssistKind, int, float]  # kind, rows, seconds
 
 
 class TimedClient(AssistClient):
-    """Remembers how long each assist kept the CPU worker waiting."""
+    """Another client, of one rank or of several, and how long each assist kept it waiting."""
 
-    def __init__(self, link: Link, dtype: torch.dtype) -> None:
-        super().__init__(link, dtype)
+    def __init__(self, client: AssistClient) -> None:
+        self._client = client
+        self.shared = client.shared
         self.waits: list[Wait] = []
+
+    def write(self, x: Tensor, sampling: SamplingArrays | None = None) -> None:
+        self._client.write(x, sampling)
 
     def ask(self, kind: AssistKind, layer: int, num_rows: int) -> None:
         started = time.perf_counter()
-        super().ask(kind, layer, num_rows)
+        self._client.ask(kind, layer, num_rows)
         self.waits.append((kind, num_rows, time.perf_counter() - started))
+
+    def release(self) -> None:
+        self._client.release()
+
+    def tokens(self, num_rows: int) -> Tensor:
+        return self._client.tokens(num_rows)
 
 
 class LayersOnly(FullCpu):
@@ -51,19 +68,32 @@ class LayersOnly(FullCpu):
         return torch.zeros(len(x), dtype=torch.int32)
 
 
+class RankLink(Link):
+    """Of a CPU rank that measures: each says for itself what it found, and hears of lost ranks."""
+
+    others: Sequence[subprocess.Popen[bytes]] = ()  # that this one has started
+
+    def is_alive(self) -> bool:
+        return super().is_alive() and all(other.poll() is None for other in self.others)
+
+
 class HostWorker:
     """`iterate` runs a whole decode iteration; the parts are there to be timed by themselves."""
 
-    def __init__(self, plan: Plan, link: Link, channel: Channel) -> None:
-        self._channel = channel
-        dtype = DTYPES[plan.model.dtype]
-        width = plan.model.num_q_heads * plan.model.head_dim
+    def __init__(self, plan: Plan, link: Link) -> None:
+        """Waits for the other ranks. What is said is the first one's."""
+        self._channel = link.channel
+        dtype, ranks = DTYPES[plan.model.dtype], join(plan, "cpu", link)
+        self.team = Team(ranks.collective)
         self.num_layers = plan.model.num_layers
-        self.stages = worker_stages(plan, "cpu", Progress(say))
-        pool = HostPool(link.host_pool, kv_layout(plan), plan.kv.host_pool_blocks, dtype)
-        self.attention = DecodeAttention(pool.layers, plan.model.num_q_heads, plan.cpu.threads)
+        self.num_q_heads = plan.model.num_q_heads // plan.cpu.tp
+        width = self.num_q_heads * plan.model.head_dim
+        progress = Progress(say if self.team.is_first else lambda text: None)
+        self.stages = worker_stages(plan, "cpu", progress, ranks)
+        pool = host_shard(plan, link, link.rank)
+        self.attention = DecodeAttention(pool.layers, self.num_q_heads, plan.cpu.threads)
         self.attention.warm_up()
-        self.client = TimedClient(link, dtype)
+        self.client = TimedClient(assist_client(link, dtype, ranks.collective))
         self.full = FullCpu(self.stages, width)
         self.split = SplitFinal(self.stages, width, self.client)
         self.fused = FusedAssist(self.client, self.num_layers)
@@ -76,7 +106,9 @@ class HostWorker:
         self._worker.ready()
 
     def iterate(self, batch: CpuBatch) -> StepDone:
-        """One iteration through the worker's own loop; Full-CPU leaves its post-layer out."""
+        """One iteration through the worker's own loop; Full-CPU leaves its post-layer out. All
+        ranks begin together."""
+        self.team.meet()
         self._channel.send_down(batch)
         self._worker.turn()
         done = next(self._channel.up.take())
@@ -84,5 +116,7 @@ class HostWorker:
         return done
 
     def take_waits(self) -> list[Wait]:
+        """Since the last time, each as long as the slowest rank's."""
         waits, self.client.waits = self.client.waits, []
-        return waits
+        seconds = self.team.slowest([seconds for _, _, seconds in waits])
+        return [(kind, rows, s) for (kind, rows, _), s in zip(waits, seconds, strict=True)]

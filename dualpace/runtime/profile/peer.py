@@ -28,23 +28,24 @@ class WorkerEndedError(Exception):
     """The GPU worker ended while something was expected of it."""
 
 
-class _Rank:
-    """One process and its channel."""
+class RankProcess:
+    """The process of one rank of either side and its channel. Construct it in the main thread."""
 
     def __init__(
-        self, plan: Plan, number: int, channel: Channel, shared_fds: Mapping[str, int]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        number: int,
+        channel: Channel,
+        shared_fds: Mapping[str, int],
+        hello: str,
     ) -> None:
+        """hello: what it is told first."""
         self.channel = channel
-        fds = {
-            "channel": channel.region.fd,
-            "bell_down": channel.bell_down,
-            "bell_up": channel.bell_up,
-            **shared_fds,
-        }
-        arguments = ["--role", "gpu", "--rank", str(number), "--fds", json.dumps(fds)]
-        module = plan.runtime.worker_module
+        fds = fds_of(channel, shared_fds)
+        arguments = [*arguments, "--rank", str(number), "--fds", json.dumps(fds)]
         self.process, self._lifeline = start_process(module, arguments, list(fds.values()), {})
-        send(self._lifeline, Hello(plan.to_json()))
+        send(self._lifeline, Hello(hello))
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def take(self) -> Iterator[Message]:
@@ -66,6 +67,16 @@ class _Rank:
         self._lifeline.close()
 
 
+def fds_of(channel: Channel, shared_fds: Mapping[str, int]) -> dict[str, int]:
+    """What `Link.attach` needs."""
+    return {
+        "channel": channel.region.fd,
+        "bell_down": channel.bell_down,
+        "bell_up": channel.bell_up,
+        **shared_fds,
+    }
+
+
 class GpuPeer:
     """Starts the worker and waits until it is ready. Construct it in the main thread."""
 
@@ -74,8 +85,10 @@ class GpuPeer:
     ) -> None:
         self._engine_cores = plan.runtime.cores
         self._messages: deque[Message] = deque()
+        module, hello = plan.runtime.worker_module, plan.to_json()
         self._ranks = [
-            _Rank(plan, number, channel, shared_fds) for number, channel in enumerate(channels)
+            RankProcess(module, ["--role", "gpu"], number, channel, shared_fds, hello)
+            for number, channel in enumerate(channels)
         ]
         self._poll = select.poll()
         for rank in self._ranks:

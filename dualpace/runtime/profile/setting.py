@@ -32,11 +32,6 @@ def measuring_plan(
 ) -> Plan:
     """Limits are those of the whole sweep, so that every point runs the same graphs; pools hold
     what these points need. Raises ConfigError where the machine's memory does not."""
-    if config.cpu.tp > 1:
-        raise ConfigError(
-            f"cpu.tp={config.cpu.tp} and a profile is measured with one CPU rank: set cpu.tp=1, "
-            f"and for more ranks the four settings by hand."
-        )
     config = copy.deepcopy(config)
     config.hw.profile = None
     context = served_context(config, sweep, hardware)

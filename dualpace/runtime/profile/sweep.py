@@ -201,7 +201,10 @@ def fingerprint_of(plan: Plan, sweep: Sweep) -> Fingerprint:
 
 
 def default_name(config: ProfileHwConfig) -> str:
-    """`h200_llama_31_8b`: the hw file's name, or `here`, and the model's."""
+    """`h200_llama_31_8b`: the hw file's name, or `here`, and the model's; ranks where there are
+    several, as `_gpu2_cpu1`."""
     machine = "here" if config.hw.name == "auto" else config.hw.name
     model = resolve_source(config.model.source).name.removeprefix("random-")
-    return f"{machine}_{model}".lower().replace("-", "_").replace(".", "")
+    gpu, cpu = config.gpu.tp, config.cpu.tp
+    ranks = "" if gpu == cpu == 1 else f"_gpu{gpu}_cpu{cpu}"
+    return f"{machine}_{model}{ranks}".lower().replace("-", "_").replace(".", "")

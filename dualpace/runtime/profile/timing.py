@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,21 @@ def sample(run: Callable[[int], Sequence[float]], effort: Effort) -> Sample:
     return Sample(fmean(repeats), repeats, count)
 
 
-def wall_clock(call: Callable[[int], object]) -> Callable[[int], Sequence[float]]:
-    """Times a call on this process's one rank."""
+class Team(Protocol):
+    """The ranks that time the same calls; see team.py."""
+
+    def meet(self) -> None: ...
+
+    def of_ranks(self, seconds: float) -> Sequence[float]: ...
+
+
+def wall_clock(call: Callable[[int], object], team: Team) -> Callable[[int], Sequence[float]]:
+    """Times a call that all ranks begin together."""
 
     def run(i: int) -> Sequence[float]:
+        team.meet()
         started = time.perf_counter()
         call(i)
-        return (time.perf_counter() - started,)
+        return team.of_ranks(time.perf_counter() - started)
 
     return run

@@ -109,11 +109,11 @@ def _assists(plan: Plan, link: Link, stages: Stages, shard: Shard) -> AssistServ
     )
 
 
-def build_cpu(plan: Plan, link: Link, progress: Progress) -> Worker:
-    """The worker of `--role cpu`."""
+def build_cpu(plan: Plan, link: Link, progress: Progress, ranks: Ranks | None = None) -> Worker:
+    """The worker of `--role cpu`. `ranks`: the others, where they have met already."""
     if link.lockstep is not None:
         return _attention_worker(plan, link, progress)
-    ranks = join(plan, "cpu", link)
+    ranks = ranks or join(plan, "cpu", link)
     stages = worker_stages(plan, "cpu", progress, ranks)
     host, attention = _host_attention(plan, link, progress)
     width = plan.model.num_q_heads // plan.cpu.tp * plan.model.head_dim

@@ -61,7 +61,7 @@ class Link:
         self.host_pool = host_pool
         self.doorbell = channel.bell_down
         self.other_doorbells = other_doorbells
-        self._channel = channel
+        self.channel = channel
         self._lifeline = lifeline
         self._outbox: deque[Message] = deque()
         self._poll = select.poll()
@@ -86,7 +86,7 @@ class Link:
         if "lockstep" in fds:
             region = SharedRegion.attach(fds["lockstep"])
             lockstep = LockstepBuffer(region, lockstep_layout(plan))
-        kind = cls if rank == 0 else FollowerLink
+        kind = FollowerLink if rank and cls is Link else cls
         peers = _peers(rank, ranks_of(plan, role), fds)
         others = ranks_of(plan, "cpu" if role == "gpu" else "gpu")
         bells = [fds[f"other_bell_{other}"] for other in range(others)]
@@ -121,7 +121,7 @@ class Link:
         return True
 
     def receive(self) -> Iterator[Message]:
-        return self._channel.down.take()
+        return self.channel.down.take()
 
     def send(self, message: Message) -> None:
         """To the engine, in order; kept here while its mailbox is full."""
@@ -129,8 +129,8 @@ class Link:
         self._flush()
 
     def _flush(self) -> None:
-        while self._outbox and self._channel.up.has_room():
-            self._channel.send_up(self._outbox.popleft())
+        while self._outbox and self.channel.up.has_room():
+            self.channel.send_up(self._outbox.popleft())
 
 
 class FollowerLink(Link):

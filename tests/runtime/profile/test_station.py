@@ -1,5 +1,6 @@
 """Both workers as a measuring process has them: results like an engine's; a worker that ends."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.assist import AssistKind
 from dualpace.runtime.messages import AssistDone, TransfersDone
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.child import Order
 from dualpace.runtime.profile.config import SweepConfig
+from dualpace.runtime.profile.measure import measure
 from dualpace.runtime.profile.peer import WorkerEndedError
 from dualpace.runtime.profile.points import Point
 from dualpace.runtime.profile.setting import measuring_plan
@@ -83,6 +86,25 @@ def test_two_gpu_ranks_compute_and_assist_as_one(plan: Plan) -> None:
         split = station.cpu.iterate(station.batches.host_decode(5, 20, Route.SPLIT_FINAL))
     assert fused.tokens.tolist() == split.tokens.tolist()
     station.close()
+
+
+def test_two_cpu_ranks_measure_as_one(plan: Plan) -> None:
+    """A follower makes the same calls, as often; what is found is the slowest rank's."""
+    sweep = SweepConfig(
+        decode_contexts=[16], calibration_rows=2, calibration_context=20, calibration_iterations=2,
+        warmups=1, invocations=2, repeats=2, max_seconds=0.05,
+    )  # fmt: skip
+    two = replace(plan, cpu=replace(plan.cpu, tp=2, rank_cores=plan.cpu.rank_cores * 2))
+    points = [Point("route", 4), Point("beside", 4), Point("decode", 4)]
+    order = Order(os.getpid(), "", two.to_json(), sweep, points, [{}] * len(points))
+    station = Station(two, 0.0, order.to_json())
+    route, beside, decode = (measure(point, station, sweep) for point in points)
+    station.close()
+    assert all(taken["ms"] > 0 for taken in route["samples"].values())
+    assert {AssistKind(call["kind"]) for call in route["calls"]} == set(AssistKind)
+    assert all(call["wait"] > call["device"] > 0 for call in route["calls"])
+    assert beside["assists"] > 0 and beside["steps"] > 0
+    assert decode["contexts"][0]["throughput"] > 0
 
 
 def test_a_worker_that_ends_is_an_error_and_no_wait(plan: Plan) -> None:
