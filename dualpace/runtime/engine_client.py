@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +22,7 @@ from dualpace.runtime.engine.link import Link
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import start_process
 from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.submissions import Submission, encode
 from dualpace.runtime.token_stream import TokenStream
 from dualpace.runtime.types import ENGINES
 from dualpace.runtime.wire import Message
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 ENGINE_MODULE = "dualpace.runtime.engine"
 _EXIT_S = 10.0  # that an engine may take to end after its drain
-_MAX_TOKENS = 2**31 - 1
 
 
 class EngineGone(RuntimeError):
@@ -48,14 +47,6 @@ class StartFailed(RuntimeError):
 
 class RequestRefused(ValueError):
     """The engine will never run this request; the text says why."""
-
-
-@dataclass(slots=True)
-class _Submission:
-    request_id: int
-    arrival_s: float
-    prompt: Sequence[int]
-    params: SamplingParams
 
 
 class EngineClient:
@@ -75,7 +66,7 @@ class EngineClient:
         self._link: Link | None = None
         self._streams: dict[int, TokenStream] = {}
         self._next_id = 0
-        self._submissions: list[_Submission] = []
+        self._submissions: list[Submission] = []
         self._cancels: list[int] = []
         self._flush_due = False
         self._stats_waiters: list[asyncio.Future[dict[str, Any]]] = []
@@ -138,7 +129,7 @@ class EngineClient:
         if not self._streams:
             self.progress_s = now
         self._streams[stream.request_id] = stream
-        self._submissions.append(_Submission(stream.request_id, now, prompt, params))
+        self._submissions.append(Submission(stream.request_id, now, prompt, params))
         self._flush_soon()
         return stream
 
@@ -207,7 +198,7 @@ class EngineClient:
             return
         if self._submissions:
             batch, self._submissions = self._submissions, []
-            self._link.send(_submit_message(batch))
+            self._link.send(encode(batch))
         if self._cancels:
             ids, self._cancels = self._cancels, []
             self._link.send(messages.Cancel(np.array(ids, np.int64)))
@@ -283,31 +274,6 @@ class EngineClient:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(EngineGone(reason))
-
-
-def _submit_message(batch: Sequence[_Submission]) -> messages.Submit:
-    params = [s.params for s in batch]
-    offsets = np.zeros(len(batch) + 1, np.int64)
-    np.cumsum([len(s.prompt) for s in batch], out=offsets[1:])
-    return messages.Submit(
-        request_ids=np.array([s.request_id for s in batch], np.int64),
-        arrivals_s=np.array([s.arrival_s for s in batch], np.float64),
-        offsets=offsets,
-        tokens=np.concatenate([np.asarray(s.prompt, np.int32) for s in batch]),
-        max_tokens=np.array([min(p.max_tokens or _MAX_TOKENS, _MAX_TOKENS) for p in params]),
-        ignore_eos=np.array([p.ignore_eos for p in params], np.uint8),
-        temperature=np.array([p.temperature for p in params], np.float32),
-        top_k=np.array([max(p.top_k, 0) for p in params], np.int32),
-        top_p=np.array([p.top_p for p in params], np.float32),
-        seeds=np.array([p.seed for p in params], np.int64),
-        rules=_rules(params),
-    )
-
-
-def _rules(batch: Sequence[SamplingParams]) -> str:
-    asked = ((place, params.rules.asked()) for place, params in enumerate(batch))
-    found = {place: rules for place, rules in asked if rules}
-    return json.dumps(found) if found else ""
 
 
 def _how_it_ended(status: int | None) -> str:

@@ -25,9 +25,11 @@ from dualpace.runtime import messages
 from dualpace.runtime.engine.engine import LLMEngine
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.schedule.rounds import CpuStep, GpuStep
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.runtime.simulate.times import step_times
+from dualpace.runtime.submissions import Submission, encode
 from dualpace.runtime.types import RowKind
 from dualpace.runtime.wire import Message
 from dualpace.settings.compose import load
@@ -144,18 +146,8 @@ def make_plan(rows: int) -> Plan:
 
 
 def prompts(count: int) -> messages.Submit:
-    return messages.Submit(
-        request_ids=np.arange(count, dtype=np.int64),
-        arrivals_s=np.zeros(count),
-        offsets=np.arange(count + 1, dtype=np.int64) * PROMPT,
-        tokens=np.ones(count * PROMPT, np.int32),
-        max_tokens=np.full(count, OUTPUT, np.int32),
-        ignore_eos=np.ones(count, np.uint8),
-        temperature=np.ones(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32),
-        seeds=np.arange(count, dtype=np.int64),
-    )
+    asked = [SamplingParams(max_tokens=OUTPUT, seed=i, ignore_eos=True) for i in range(count)]
+    return encode([Submission(i, 0.0, [1] * PROMPT, params) for i, params in enumerate(asked)])
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -1,18 +1,14 @@
 """What a request says: its tokens, and how the next one is sampled. Knows no queues or workers."""
 
-import json
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dualpace.block import blocks_for
 from dualpace.runtime.engine.edits import Editor
-from dualpace.runtime.logit_rules import LogitRules
-from dualpace.runtime.messages import LENGTH, NOT_FINISHED, STOP, TOKEN_IN_FLIGHT, Submit
+from dualpace.runtime.messages import LENGTH, NOT_FINISHED, STOP, TOKEN_IN_FLIGHT
 from dualpace.runtime.schedule.rounds import Row
+from dualpace.runtime.submissions import Submitted
 from dualpace.runtime.types import Request
-
-_NO_RULES = LogitRules()
 
 
 @dataclass(slots=True)
@@ -65,31 +61,24 @@ class Conversation:
         return table if count == len(table) else table[:count]
 
 
-def open_conversations(
-    batch: Submit, eos: frozenset[int], start_s: float
-) -> Iterator[Conversation]:
-    """Of the batch's requests, each with the scheduler's part of it. `start_s` is when the
-    engine's own time begins.
-    """
-    asked = json.loads(batch.rules) if batch.rules else {}
-    for i, request_id in enumerate(batch.request_ids.tolist()):
-        tokens = batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].tolist()
-        rules = LogitRules.of(asked[str(i)]) if str(i) in asked else _NO_RULES
-        ends = frozenset[int]() if batch.ignore_eos[i] else eos
-        request = Request(
-            id=request_id,
-            prompt_len=len(tokens),
-            max_tokens=int(batch.max_tokens[i]),
-            arrival_s=float(batch.arrivals_s[i]) - start_s,
-            needs_last_token=rules.counts_tokens,
-        )
-        yield Conversation(
-            request=request,
-            tokens=tokens,
-            temperature=float(batch.temperature[i]),
-            top_k=int(batch.top_k[i]),
-            top_p=float(batch.top_p[i]),
-            seed=int(batch.seeds[i]),
-            ends=ends.union(rules.stop_token_ids) if rules.stop_token_ids else ends,
-            editor=Editor(rules, len(tokens), eos) if rules.edits_logits else None,
-        )
+def open_conversation(asked: Submitted, eos: frozenset[int], start_s: float) -> Conversation:
+    """With the scheduler's part of it. `start_s` is when the engine's own time begins."""
+    rules = asked.rules
+    ends = frozenset[int]() if asked.ignore_eos else eos
+    request = Request(
+        id=asked.request_id,
+        prompt_len=len(asked.prompt),
+        max_tokens=asked.max_tokens,
+        arrival_s=asked.arrival_s - start_s,
+        needs_last_token=rules.counts_tokens,
+    )
+    return Conversation(
+        request=request,
+        tokens=asked.prompt,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        seed=asked.seed,
+        ends=ends.union(rules.stop_token_ids) if rules.stop_token_ids else ends,
+        editor=Editor(rules, request.prompt_len, eos) if rules.edits_logits else None,
+    )

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpace.runtime import messages
+from dualpace.runtime import messages, submissions
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
-from dualpace.runtime.engine.conversations import Conversation, open_conversations
+from dualpace.runtime.engine.conversations import Conversation, open_conversation
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.settings import make_predictor, make_state
@@ -140,7 +140,8 @@ class LLMEngine:
         self._changed()
 
     def _submit(self, batch: messages.Submit) -> None:
-        for conversation in open_conversations(batch, self._eos, self._start_s):
+        for asked in submissions.decode(batch):
+            conversation = open_conversation(asked, self._eos, self._start_s)
             request = conversation.request
             if refusal := self._refusal(request):
                 self._send(messages.Refused(request.id, refusal))
