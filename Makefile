@@ -1,5 +1,5 @@
 # make serve    set up what serving needs, then serve SmolLM2-135M-Instruct on 127.0.0.1:8000
-# make test     lint, types and tests, in two processes (JOBS=0: in this one); then those that need the machine
+# make test     lint, types and tests, in two processes (JOBS=0: in this one)
 # make coverage branch coverage of the scheduling core
 # make .venv    the set-up alone, with everything that development needs
 # make test-ipex  the IPEX backend's tests, in an environment of 7 GB of their own
@@ -23,8 +23,7 @@ serve: $(VENV)/.serve-installed
 	@exec $(BIN)/python scripts/serve.py +hw=$(HW) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -q --durations=10 -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not alone"
-	$(BIN)/python -m pytest -q -m alone tests/e2e
+	$(BIN)/python -m pytest -q --durations=10 -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 coverage: $(VENV)/.dev-installed
 	$(BIN)/python -m coverage run -m pytest -q tests/runtime/schedule tests/runtime/kv

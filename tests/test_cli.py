@@ -140,7 +140,7 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "serving random-tiny\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 130
     assert errors.splitlines()[-1].endswith("interrupted")
     assert "Traceback" not in errors

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 Serve = Callable[..., AbstractContextManager[Any]]
+Mortal = Callable[[dict[str, int]], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Judge:
     """
 
     def __init__(self, model: Any, tie: float = 1e-4) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # as each worker has
         self._model = model
         self._tie = tie  # design.md, Graphs
         self._known: dict[tuple[int, ...], Judgement] = {}
@@ -55,9 +59,6 @@ class Judge:
 
 @pytest.fixture(scope="session")
 def judge(hf_smollm2: Any) -> Judge:
-    import torch
-
-    torch.set_num_threads(1)  # as each worker has
     return Judge(hf_smollm2)
 
 
@@ -82,13 +83,31 @@ def serve(tmp_path: Path) -> Serve:
     return run
 
 
+@pytest.fixture
+def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mortal:
+    """`mortal({"gpu-0": 40})`: settings under which that rank dies with its 40th batch, once."""
+
+    def order(last_batches: dict[str, int]) -> dict[str, str]:
+        monkeypatch.setenv("MORTAL_WORKERS", str(tmp_path))
+        for worker, last_batch in last_batches.items():
+            (tmp_path / worker).write_text(str(last_batch))
+        return {"runtime.worker_module": "tests.e2e.mortal_worker"}
+
+    return order
+
+
 @pytest.fixture(scope="session")
 def undisturbed() -> list[list[int]]:
     """The crowd's answers by an engine with room for everything, one clock and no faults."""
     from dualpace import LLM
     from tests.e2e.crowd import PARAMS, PROMPTS
 
-    settings = {"model.dtype": "float32", "compile.backend": "eager", "kv.gpu_blocks": 512}
+    settings = {
+        "model.dtype": "float32",
+        "compile.backend": "eager",
+        "kv.gpu_blocks": 512,
+        "kv.host_blocks": 64,
+    }
     with LLM("random:tiny", **settings) as llm:
         return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
 

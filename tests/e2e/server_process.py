@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,17 +11,16 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from tests.servers import PATIENCE_S, reserve_port
+
 ROOT = Path(__file__).parents[2]
-START_S = 100.0
 
 
 class Server:
     """A process group with a server in it, ready to answer."""
 
     def __init__(self, log: Path, *overrides: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        self._port, port = reserve_port()
         command = [sys.executable, "scripts/serve.py", "+hw=cpu", f"server.port={port}"]
         self._log = log
         self.process = subprocess.Popen(
@@ -42,7 +40,7 @@ class Server:
         assert len(self.family) >= 3, "engine, GPU worker, CPU worker, perhaps builders of graphs"
 
     def _wait_ready(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             assert self.process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline, self._log.read_text()
@@ -55,7 +53,7 @@ class Server:
 
     def wait_ready_says(self, status: str) -> str | None:
         """The phase that /ready names once its status is this one."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while (body := httpx.get(f"{self.url}/ready").json())["status"] != status:
             assert time.monotonic() < deadline, body
             time.sleep(0.02)
@@ -71,9 +69,9 @@ class Server:
     def signal_group(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
 
-    def wait_gone(self, timeout_s: float = 30.0) -> None:
+    def wait_gone(self) -> None:
         """Every process of the family has ended."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         while left := [pid for pid in self.family if runs(pid)]:
             assert time.monotonic() < deadline, f"still there: {left}"
             time.sleep(0.05)
@@ -85,6 +83,7 @@ class Server:
         if self.process.poll() is None:
             self.signal_group(signal.SIGKILL)
         self.process.wait()
+        self._port.close()
 
 
 def cmdline(pid: int) -> list[str]:

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import httpx
 import pytest
 
 from dualpace.runtime.schedule.check import check_log
-from tests.e2e.conftest import Serve
+from tests.e2e.conftest import Mortal, Serve
 from tests.e2e.crowd import PARAMS, PROMPTS, TIGHT
 from tests.e2e.server_process import Server, cmdline
+from tests.servers import PATIENCE_S
 
 Rounds = Callable[[], list[dict[str, Any]]]
 
@@ -32,38 +32,38 @@ def test_late_and_reordered_copies_change_nothing(
     assert any(r["swap_out"] for r in log) and any(r["prefill_cpu"] for r in log)
 
 
-@pytest.mark.parametrize("policy", TIGHT)
-def test_killed_workers_cost_no_answer(
-    policy: str, serve: Serve, rounds: Rounds, undisturbed: list[list[int]]
+@pytest.mark.parametrize(
+    ("policy", "last_batches", "restarts"),
+    [
+        ("dualpace", {"gpu-0": 40, "cpu-0": 10}, [1, 1]),
+        ("neo", {"gpu-0": 15, "cpu-0": 40}, [2, 1]),  # a round in lockstep ends with either
+    ],
+)
+def test_workers_that_die_cost_no_answer(
+    policy: str,
+    last_batches: dict[str, int],
+    restarts: list[int],
+    serve: Serve,
+    rounds: Rounds,
+    undisturbed: list[list[int]],
+    mortal: Mortal,
 ) -> None:
-    with serve(**TIGHT[policy]) as llm:
-        for role in ("gpu", "cpu"):
-            victim = llm.stats()["workers"][role]["pid"]
-            killer = threading.Thread(target=_kill_when_busy, args=(llm, victim))
-            killer.start()
-            outputs = llm.generate(PROMPTS, PARAMS)
-            killer.join()
-            stats = llm.stats()
-            assert stats["workers"][role]["restarts"] == 1
-            assert [o.token_ids for o in outputs] == undisturbed
-            assert stats["gpu_blocks"]["used"] == stats["host_blocks"]["used"] == 0
-    assert check_log(rounds()) == []
-
-
-def _kill_when_busy(llm: Any, pid: int) -> None:
-    """Once both tiers have made tokens, and long before the end."""
-    before = llm.stats()["tokens"]
-    while True:
-        tokens = llm.stats()["tokens"]
-        if all(tokens.get(tier, 0) - before.get(tier, 0) >= 20 for tier in ("gpu", "cpu")):
-            return os.kill(pid, signal.SIGKILL)
-        time.sleep(0.002)
+    dying = mortal(last_batches)
+    with serve(**TIGHT[policy], **dying) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS)
+        stats = llm.stats()
+    assert [o.token_ids for o in outputs] == undisturbed
+    assert [stats["workers"][role]["restarts"] for role in ("gpu", "cpu")] == restarts
+    assert stats["gpu_blocks"]["used"] == stats["host_blocks"]["used"] == 0
+    log = rounds()
+    assert check_log(log) == []
+    assert any(r["preempted"] for r in log), "the accelerator had nothing to lose"
 
 
 def _stream_until_cut(url: str, started: threading.Event) -> None:
     body = {"model": "random-tiny", "prompt": [1, 2, 3], "max_tokens": 2000, "stream": True}
     try:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     started.set()
@@ -85,8 +85,8 @@ def test_ready_tells_of_a_worker_that_is_stopped_and_of_one_that_starts_again(
         assert str(server.wait_ready_says("degraded")).startswith("cpu worker: ")
         assert httpx.get(f"{server.url}/ready").status_code == 200  # what fits HBM is served
         assert server.wait_ready_says("ready") is None
-        server.process.terminate()
-        assert server.process.wait(40) == 0
+        server.signal_group(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
         server.wait_gone()
     lines = (tmp_path / "log").read_text().splitlines()
     for text in ("cpu worker ended with status -9", "the cpu worker is back after"):
@@ -94,10 +94,10 @@ def test_ready_tells_of_a_worker_that_is_stopped_and_of_one_that_starts_again(
         assert re.match(r"\d\d:\d\d:\d\d [EI] engine: ", line)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_during_load_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """TERM and INT go to the whole group, as a terminal or a service manager sends them; KILL hits
-    the server alone, which then can tell nobody."""
+    """INT goes to the whole group, as a terminal sends it; KILL hits the server alone, which then
+    can tell nobody."""
     before = set(os.listdir("/dev/shm"))
     with Server(tmp_path / "log", "kv.gpu_blocks=8", "server.drain_timeout_s=0.5") as server:
         streams = []
@@ -106,12 +106,12 @@ def test_a_signal_during_load_leaves_nothing_behind(number: signal.Signals, tmp_
             thread = threading.Thread(target=_stream_until_cut, args=(server.url, started))
             thread.start()
             streams.append((thread, started))
-        assert all(started.wait(30) for _, started in streams)
+        assert all(started.wait(PATIENCE_S) for _, started in streams)
         if number is signal.SIGKILL:
             server.process.kill()
         else:
             server.signal_group(number)
-        status = server.process.wait(40)
+        status = server.process.wait(PATIENCE_S)
         server.wait_gone()
         for thread, _ in streams:
             thread.join()

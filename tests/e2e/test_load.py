@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 
 import openai
 import pytest
 
 from tests.e2e.server_process import Server
+from tests.servers import PATIENCE_S
 
 CLIENTS = 200
 
@@ -47,7 +49,9 @@ async def _client(client: openai.AsyncOpenAI, index: int, rng: random.Random) ->
 
 async def _all(url: str) -> list[str]:
     rng = random.Random(1)
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", timeout=PATIENCE_S
+    ) as client:
         clients = [_client(client, i, random.Random(rng.random())) for i in range(CLIENTS)]
         return await asyncio.gather(*clients)
 
@@ -57,17 +61,14 @@ def test_all_are_answered_and_every_block_comes_back(server: Server) -> None:
     assert ends.count("complete") > 50 and ends.count("left") > 50
     tokens = server.metric("dualpace_tokens_total")
     assert all(value > 100 for value in tokens.values()) and len(tokens) == 2, tokens
-    deadline = asyncio.run(_wait_idle(server))
-    assert deadline, "blocks are still held"
+    _wait_idle(server)
     assert all(value == 0 for value in server.metric("dualpace_worker_restarts_total").values())
 
 
-async def _wait_idle(server: Server) -> bool:
+def _wait_idle(server: Server) -> None:
     """The last cancels may still be on their way."""
-    for _ in range(100):
-        used = server.metric("dualpace_kv_blocks_used")
-        assert len(used) == 2
-        if not any(used.values()):
-            return True
-        await asyncio.sleep(0.1)
-    return False
+    deadline = time.monotonic() + PATIENCE_S
+    while any(used := server.metric("dualpace_kv_blocks_used").values()):
+        assert time.monotonic() < deadline, "blocks are still held"
+        time.sleep(0.1)
+    assert len(used) == 2

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,12 +14,13 @@ import httpx
 import openai
 import pytest
 
+from tests.servers import PATIENCE_S, reserve_port
+
 ROOT = Path(__file__).parents[2]
 MODEL = "SmolLM2-135M-Instruct"
-START_S = 240.0
 
 pytestmark = [
-    pytest.mark.timeout(START_S + 120),
+    pytest.mark.timeout(2 * PATIENCE_S),
     pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="this checkout is not set up by make"),
 ]
 
@@ -33,9 +33,7 @@ def code_blocks(language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """`make serve`, ready; its accelerator has room for few, so that the host gets its share."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    holder, port = reserve_port()
     log = tmp_path_factory.mktemp("readme") / "log"
     process = subprocess.Popen(
         ["make", "serve", f"ARGS=server.port={port} kv.gpu_blocks=20"],
@@ -45,7 +43,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         try:
@@ -56,7 +54,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         time.sleep(0.2)
     yield port
     os.killpg(process.pid, signal.SIGTERM)
-    process.wait(30)
+    process.wait(PATIENCE_S)
+    holder.close()
 
 
 def test_the_commands_are_shown() -> None:
@@ -66,14 +65,18 @@ def test_the_commands_are_shown() -> None:
 def test_curl_answers(port: int) -> None:
     (command,) = [block for block in code_blocks("sh") if "curl" in block]
     shown = command.replace(":8000", f":{port}")
-    done = subprocess.run(["bash", "-ec", shown], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-ec", shown], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert "Paris" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_python_client_answers(port: int) -> None:
     (program,) = [block for block in code_blocks("python") if "OpenAI(" in block]
     shown = program.replace(":8000", f":{port}")
-    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", shown], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert "Paris" in done.stdout, done.stdout + done.stderr
 
 
@@ -82,7 +85,7 @@ def test_the_offline_example_answers() -> None:
     shown = program.replace('LLM("smollm2")', 'LLM("random:tiny", compile={"backend": "eager"})')
     assert shown != program  # of thin layers: what it says does not matter here
     done = subprocess.run(
-        [sys.executable, "-c", shown], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", shown], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0 and "{'gpu': 16, 'cpu': 0}" in done.stdout, done.stderr
 

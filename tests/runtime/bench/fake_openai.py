@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that computes nothing: answers at a pace, and stalls when told to.
+"""An OpenAI-compatible server that computes nothing: answers at a pace, or not yet when told so.
 
 `python fake_openai.py --port N [...]` is also what tests start in a peer's place; options that a
 real peer takes are ignored.
@@ -8,8 +8,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -17,11 +18,12 @@ from aiohttp import web
 
 @dataclass
 class Behaviour:
-    """`stalls` are (from, to) in seconds of the loop's clock after `began_s`, when no token leaves;
-    `pair` sends two tokens an event, `tail` an event without a token at the end."""
+    """No token leaves before `crowd` requests have come, and the first to come holds all others up
+    for `busy_s`; `pair` sends two tokens an event, `tail` an event without a token at the end."""
 
     token_s: float = 0.001
-    stalls: list[tuple[float, float]] = field(default_factory=list)
+    crowd: int = 0
+    busy_s: float = 0.0
     pair: bool = False
     tail: bool = False
     status: int = 200
@@ -60,6 +62,8 @@ class FakeOpenAI:
         self.arrived_s.append(asyncio.get_running_loop().time())
         if behaviour.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=behaviour.status)
+        if len(self.bodies) == 1:
+            time.sleep(behaviour.busy_s)
         self.now_running += 1
         self.running = max(self.running, self.now_running)
         try:
@@ -77,7 +81,8 @@ class FakeOpenAI:
         count = body["max_tokens"] - behaviour.short_by
         for _ in range(0, count, 2 if behaviour.pair else 1):
             await asyncio.sleep(behaviour.token_s)
-            await self.stalled()
+            while len(self.bodies) < behaviour.crowd:
+                await asyncio.sleep(0.001)
             await response.write(event({"choices": [{"index": 0, "text": 'a "choices": [{'}]}))
         if behaviour.tail:
             await response.write(event({"choices": [{"text": "", "finish_reason": "length"}]}))
@@ -87,12 +92,6 @@ class FakeOpenAI:
             end["dualpace"] = {"tokens_by_engine": {"gpu": count - 1, "cpu": 1}}
         await response.write(event(end) + b"data: [DONE]\n\n")
         return response
-
-    async def stalled(self) -> None:
-        for start, end in self.behaviour.stalls:
-            now = asyncio.get_running_loop().time() - self.began_s
-            if start <= now < end:
-                await asyncio.sleep(end - now)
 
 
 def event(body: dict[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ def test_a_started_server_is_measured_with_both_tiers_at_work(tmp_path: Path) ->
         "+hw=cpu",
         "+experiment=fig9_conv_small",
         "workload.num_requests=40",
-        "bench.rates=[40,80]",
+        "bench.rates=[200,400]",
         f"bench.out={tmp_path}",
         f"runtime.round_log={rounds}",
         root="bench",
@@ -33,9 +33,9 @@ def test_a_started_server_is_measured_with_both_tiers_at_work(tmp_path: Path) ->
         assert timeline["tokens"][-1] == total
         # The log counts where a request's KV lay, the stream which engine made the token.
         assert timeline["cpu_tokens"][-1] == result["cpu_resident_tokens"]
-        assert timeline["t"][-1] == pytest.approx(result["duration"], abs=0.5)  # one clock
+        assert timeline["t"][-1] == pytest.approx(result["duration"], abs=5)  # one clock
     assert check_log([json.loads(line) for line in rounds.read_text().splitlines()]) == []
     assert {path.name for path in tmp_path.glob("*.json")} == {
-        "dualpace-conversation-40.json",
-        "dualpace-conversation-80.json",
+        "dualpace-conversation-200.json",
+        "dualpace-conversation-400.json",
     }

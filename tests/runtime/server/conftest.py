@@ -1,7 +1,6 @@
 """A server process with a fake engine behind it, on a port of its own."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+
+from tests.servers import PATIENCE_S, reserve_port
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the fakes; the processes that tests start find them the same way
@@ -22,9 +23,7 @@ class FakeServer:
     def __init__(self, source: str = "fake", drain_timeout_s: float = 5.0) -> None:
         from plans import small_plan
 
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self._holder, self.port = reserve_port()
         plan = small_plan(source, self.port, drain_timeout_s)
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "run_fake.py"), plan.to_json()],
@@ -34,10 +33,10 @@ class FakeServer:
             text=True,
         )
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def wait_for(self, path: str, status: int = 200) -> httpx.Response:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 if (response := self.http.get(path)).status_code == status:
@@ -48,7 +47,9 @@ class FakeServer:
             time.sleep(0.02)
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        )
 
     def metric(self, sample: str) -> float:
         """The value of one line of /metrics, named with its labels."""
@@ -60,7 +61,7 @@ class FakeServer:
 
     def end(self) -> tuple[int, str, str]:
         """(exit status, stdout, stderr), once it ends by itself."""
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, out, err
 
     def close(self) -> None:
@@ -68,6 +69,7 @@ class FakeServer:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
+        self._holder.close()
 
 
 @pytest.fixture(scope="session")

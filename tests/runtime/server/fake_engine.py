@@ -2,8 +2,9 @@
 
 The prompt's first word may ask for more: `params ...` answers with the sampling parameters that
 arrived, `slow ...` takes about 50 ms a token, `hang ...` never answers, `refuse ...` is refused,
-`die ...` ends the process, `stall ...` gives three tokens and then none. `plan.model.source`
-scripts the start: `fake`, `fake:slow` (a second), `fake:user-error`, `fake:crash`.
+`die ...` ends the process, `stall ...` gives three tokens and then none, `until FILE` three tokens
+and the others once there is that file. `plan.model.source` scripts the start: `fake`, `fake:FILE`
+(until there is that file), `fake:user-error`, `fake:crash`.
 """
 
 import argparse
@@ -50,6 +51,8 @@ class Running:
     def is_due(self, round_number: int) -> bool:
         if self.kind == "slow":
             return round_number % ROUNDS_OF_SLOW == 0
+        if self.num_output == 3 and self.kind == "until":
+            return os.path.exists(bytes(self.answer[len("until ") :]))
         return self.kind != "hang" and (self.kind != "stall" or self.num_output < 3)
 
 
@@ -157,13 +160,18 @@ class FakeEngine:
         }
 
 
+async def until_there(file: str) -> None:
+    while not os.path.exists(file):
+        await asyncio.sleep(0.01)
+
+
 async def serve(plan: Plan, sock: socket.socket) -> int:
     engine = FakeEngine(plan)
     engine.link = await Link.open(sock, engine.on_message, engine.ended.set)
     script = plan.model.source.partition(":")[2]
     engine.link.send(messages.Phase("loading nothing"))
-    if script == "slow":
-        await asyncio.sleep(1.0)
+    if script.startswith("/"):
+        await until_there(script)
     if script == "crash":
         os._exit(5)
     if script == "user-error":

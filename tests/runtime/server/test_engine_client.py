@@ -14,6 +14,7 @@ from dualpace.runtime.engine.link import Link
 from dualpace.runtime.engine_client import EngineClient, EngineGone
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.wire import Message
+from tests.servers import PATIENCE_S
 
 PARAMS = SamplingParams(seed=1, max_tokens=5, stop="x")
 
@@ -44,7 +45,7 @@ class Peer:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await asyncio.sleep(0.001)
 
@@ -117,7 +118,7 @@ def test_everything_that_waits_ends_with_the_engine():
         async with connected() as (client, peer):
             stream = client.submit([1], PARAMS)
             waiting = asyncio.create_task(anext(stream))
-            asking = asyncio.create_task(client.stats(timeout_s=5))
+            asking = asyncio.create_task(client.stats(timeout_s=PATIENCE_S))
             await until(lambda: len(peer.received) >= 2)  # the prompt and the question
             peer.link.close()
             for task in (waiting, asking):
@@ -126,7 +127,7 @@ def test_everything_that_waits_ends_with_the_engine():
             with pytest.raises(EngineGone):
                 await anext(client.submit([1], PARAMS))
             with pytest.raises(EngineGone):
-                await client.stats(timeout_s=5)
+                await client.stats(timeout_s=PATIENCE_S)
 
     asyncio.run(run())
 
@@ -134,7 +135,7 @@ def test_everything_that_waits_ends_with_the_engine():
 def test_one_question_answers_all_who_ask_for_stats():
     async def run():
         async with connected() as (client, peer):
-            asking = [asyncio.create_task(client.stats(timeout_s=5)) for _ in range(3)]
+            asking = [asyncio.create_task(client.stats(timeout_s=PATIENCE_S)) for _ in range(3)]
             await until(lambda: peer.received)
             peer.link.send(messages.Stats('{"waiting": 4}'))
             assert [await task for task in asking] == [{"waiting": 4}] * 3

@@ -14,6 +14,7 @@ import pytest
 from dualpace.runtime.engine_client import EngineGone
 from dualpace.runtime.server import lifecycle
 from dualpace.runtime.server.health import Condition, condition
+from tests.servers import PATIENCE_S
 
 
 class Client:
@@ -59,7 +60,7 @@ def test_a_worker_that_is_stopped_is_noticed() -> None:
         client = Client(pids=[process.pid])
         assert seen(client).status == "ready"
         process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while seen(client).status == "ready":
             assert time.monotonic() < deadline
         found = seen(client)

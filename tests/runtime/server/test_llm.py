@@ -17,6 +17,7 @@ from dualpace.errors import ConfigError
 from dualpace.llm import as_overrides, override
 from dualpace.runtime.engine_client import EngineGone, RequestRefused
 from dualpace.settings.compose import load
+from tests.servers import PATIENCE_S
 
 HERE = Path(__file__).parent
 LONG = SamplingParams(max_tokens=300)
@@ -177,7 +178,11 @@ def test_a_plain_script_ends_by_itself(tmp_path):
     file.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     done = subprocess.run(
-        [sys.executable, str(file)], env=environment, capture_output=True, text=True, timeout=30
+        [sys.executable, str(file)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     text, pid = done.stdout.split("\n")[:2]
     assert (done.returncode, done.stderr, text) == (0, "", "no guard, no close")
