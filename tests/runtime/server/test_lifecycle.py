@@ -15,7 +15,6 @@ from plans import small_plan
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.server import serve
-
 from tests.servers import PATIENCE_S
 
 
