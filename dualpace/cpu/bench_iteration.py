@@ -122,7 +122,8 @@ class Iteration:
         return tokens
 
     def _by_chain(self, chain: Layers, x: Tensor) -> Tensor:
-        x = chain.run(x, self.places, self.model.head_dim**-0.5)
+        chain.begin(self.rows, self.places, self.model.head_dim**-0.5)
+        x = chain.run(x)
         pre, attention, post = np.split(chain.seconds.sum(0), [2, 3])
         for stage, seconds in (("pre", pre), ("attention", attention), ("post", post)):
             self.spent[stage] += float(seconds.sum())

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from dualpace.graphs.backends import Arguments, Backend, Stage
+from dualpace.graphs.backends.whole import stored_by
 from dualpace.graphs.forms import HEAD_STAGES, Packer
 from dualpace.graphs.job import Examples, Job, stage_functions
 from dualpace.graphs.spec import BLOCK_TOKENS
 from dualpace.graphs.store import GraphStore
-from dualpace.graphs.stored import store_by
 
 # Weights that calls go round: more than the caches that a serving round leaves cold anyway.
 _BYTES, _LAYERS = 64 << 20, 8
@@ -134,6 +134,6 @@ class _Bench:
         slots = torch.arange(bucket)
 
         def run(x: Tensor, positions: Tensor, *weights: Tensor | None) -> Tensor:
-            return store_by(call, x, positions, weights, cache, slots)
+            return stored_by(call, x, positions, weights, cache, slots)
 
         return run

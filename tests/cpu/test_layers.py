@@ -110,9 +110,17 @@ def test_a_chain_of_all_layers_is_the_layers_one_by_one(threads: int) -> None:
         expected = model.one_by_one(x, places, expected_pool)
         caches = list(pool.unbind(1))
         layers = Layers(model.pre, model.post, caches, model.decoder, model.rooms)
+        layers.begin(rows, places, 0.125)
         for _ in range(2):  # nothing is left behind by the first
-            assert torch.equal(layers.run(x, places, 0.125), expected)
+            assert torch.equal(layers.run(x), expected)
         assert torch.equal(pool, expected_pool) and torch.equal(x, before)
+        by_halves = x
+        for layer in range(NUM_LAYERS):
+            out = torch.full((rows, 400), float("nan"), dtype=torch.bfloat16)
+            layers.attend(layer, by_halves, out[:, :384])
+            by_halves = model.post[layer](out[:, :384], by_halves)
+        assert torch.equal(by_halves, expected) and out[:, 384:].isnan().all()
+        assert torch.equal(layers.run(x), expected)
 
 
 def test_memory_that_another_product_made_grow_is_found_again() -> None:
@@ -120,6 +128,8 @@ def test_memory_that_another_product_made_grow_is_found_again() -> None:
     x, places, pool = model.begin(4)
     caches = list(pool.unbind(1))
     layers = Layers(model.pre, model.post, caches, model.decoder, model.rooms)
-    before = layers.run(x, places, 0.125).clone()
+    layers.begin(4, places, 0.125)
+    before = layers.run(x).clone()
     TileLinear(bf16(32, 8192), unit=UNIT, scratch=model.rooms.tiles)(bf16(500, 8192))
-    assert torch.equal(layers.run(x, places, 0.125), before)
+    layers.begin(4, places, 0.125)
+    assert torch.equal(layers.run(x), before)

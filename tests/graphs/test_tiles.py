@@ -21,7 +21,6 @@ from dualpace.graphs.load import load_weights
 from dualpace.graphs.shapes import SHAPES
 from dualpace.graphs.source import Source
 from dualpace.graphs.spec import ModelSpec
-from dualpace.graphs.stored import pre_attention_stored
 from tests.graphs import here
 
 PLAIN = SHAPES["tiny"]
@@ -95,11 +94,13 @@ def test_keys_and_values_are_stored_as_they_are_returned(
     slots = torch.randperm(64)[:rows]
     pool = torch.randn(4, 3, 2, spec.num_kv_heads, 16, spec.head_dim).bfloat16()
     expected = pool.clone()
+    entry = stages.tables()["pre_attention"].any_rows
+    assert entry is not None
     for layer in range(spec.num_layers):
         q, k, v = stages.pre_attention(layer, x, positions)
         kv_append(k, v, expected[:, layer], slots)
-        stored = pre_attention_stored(stages, layer, x, positions, pool[:, layer], slots)
-        assert torch.equal(stored, q)
+        given = x, positions, entry.weights[layer], pool[:, layer], slots
+        assert torch.equal(whole.stored_by(entry.graph, *given), q)
     assert torch.equal(pool, expected)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dualpace.cpu.append import kv_append
 from dualpace.cpu.attention import PagedDecoder
 from dualpace.cpu.dense_stage import PostAttention
 from dualpace.cpu.gemm import MAX_ROWS
@@ -19,7 +20,7 @@ from dualpace.cpu.handles import Handles
 from dualpace.cpu.layers import Layers
 from dualpace.cpu.plan import BLOCK_TOKENS
 from dualpace.cpu.qkv import Places, PreAttention
-from dualpace.graphs.backends import Stage
+from dualpace.graphs.backends import Arguments, Stage
 from dualpace.graphs.table import StageTable
 
 
@@ -93,39 +94,53 @@ def whole_post_attention(attn: Tensor, x: Tensor, handle: Tensor) -> Tensor:
     return POST_LAYERS[handle](attn, x)
 
 
+def stored_by(
+    graph: Stage, x: Tensor, positions: Tensor, weights: Arguments, cache: Tensor, slots: Tensor
+) -> Tensor:
+    """q [T, N, D] by any executable of `stages.pre_attention` for T rows; k and v go to `slots`
+    (int64 [T], block * 16 + offset) of `cache` [blocks, 2, K, 16, D], by the executable itself
+    where it can, else by a copy behind it.
+    """
+    if graph is WHOLE_PRE_ATTENTION:
+        (handle,) = weights
+        assert handle is not None
+        return WHOLE_PRE_ATTENTION.store(x, positions, cache, slots, handle)
+    q, k, v = graph(x, positions, *weights)
+    kv_append(k, v, cache, slots)
+    return q
+
+
 class ChainedLayers:
-    """All layers of a batch as one chain of kernels, where both dense stages are whole."""
+    """The layers of a batch as chains of kernels, where their dense stages are whole."""
 
     def __init__(self, caches: Sequence[Tensor], decoder: PagedDecoder, scale: float) -> None:
-        """caches: each layer's; the decoder has begun each round before `run`."""
+        """caches: each layer's; the decoder has begun each round before `begin`."""
         self._caches, self._decoder, self._scale = caches, decoder, scale
         self._layers: Layers | None = None
 
-    def run(
-        self, tables: Mapping[str, StageTable], x: Tensor, positions: Tensor, slots: Tensor
-    ) -> Tensor | None:
-        """x [T, H] behind the last layer, overwritten by the next run; None where a stage of so
-        many rows runs otherwise.
+    def begin(
+        self, tables: Mapping[str, StageTable], positions: Tensor, slots: Tensor
+    ) -> Layers | None:
+        """The layers, which have begun the round of these rows. None where pre-attention of so many
+        is not whole; their `post` is None where post-attention is not.
         """
-        pre, post = (
-            _whole_weights(tables.get(stage), len(x), graph)
-            for stage, graph in (
-                ("pre_attention", WHOLE_PRE_ATTENTION),
-                ("post_attention", whole_post_attention),
-            )
-        )
-        if pre is None or post is None:
+        rows = len(positions)
+        pre = _whole_weights(tables.get("pre_attention"), rows, WHOLE_PRE_ATTENTION)
+        post = _whole_weights(tables.get("post_attention"), rows, whole_post_attention)
+        if pre is None:
             return None
-        first = PRE_LAYERS[pre[0]]
-        if self._layers is None or self._layers.pre[0] is not first.product:
-            self._layers = Layers(
+        first, layers = PRE_LAYERS[pre[0]], self._layers
+        same = layers is not None and layers.pre[0] is first.product
+        if layers is None or not same or (layers.post is None) != (post is None):
+            self._layers = layers = Layers(
                 [PRE_LAYERS[handle].product for handle in pre],
-                [POST_LAYERS[handle] for handle in post],
+                None if post is None else [POST_LAYERS[handle] for handle in post],
                 self._caches,
                 self._decoder,
                 first.product.rooms,
             )
-        return self._layers.run(x, first.places(positions, slots), self._scale)
+        layers.begin(rows, first.places(positions, slots), self._scale)
+        return layers
 
 
 def _whole_weights(table: StageTable | None, rows: int, graph: Stage) -> list[Tensor] | None:

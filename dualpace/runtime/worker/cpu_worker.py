@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from dualpace.cpu.append import kv_append
 from dualpace.graphs.backends.whole import ChainedLayers
 from dualpace.graphs.executor import Stages
-from dualpace.graphs.stored import pre_attention_stored
 from dualpace.runtime.assist import AssistLostError
 from dualpace.runtime.messages import CpuBatch, StepDone, StepDropped
 from dualpace.runtime.routing import Route
@@ -72,13 +72,16 @@ class CpuWorker:
         slots = torch.from_numpy(work.decodes.slots)
         positions = torch.from_numpy(work.positions)
         x = self._stages.pre_layer(torch.from_numpy(work.token_ids))
-        if route.runs_layers:
-            behind = self._chained.run(self._stages.tables(), x, positions, slots)
-            if behind is not None:
-                return route.tokens(behind, work.sampling).numpy()
+        chained = self._chained.begin(self._stages.tables(), positions, slots)
+        if chained is not None and chained.post is not None and route.runs_layers:
+            return route.tokens(chained.run(x), work.sampling).numpy()
         for layer, cache in enumerate(self._layers):
-            q = pre_attention_stored(self._stages, layer, x, positions, cache, slots)
             attention = route.attention_out(x)
-            self._attention.run(layer, q, attention.view(q.shape))
+            if chained is not None:
+                chained.attend(layer, x, attention)
+            else:
+                q, k, v = self._stages.pre_attention(layer, x, positions)
+                kv_append(k, v, cache, slots)
+                self._attention.run(layer, q, attention.view(q.shape))
             x = route.finish_layer(layer, attention, x)
         return route.tokens(x, work.sampling).numpy()
