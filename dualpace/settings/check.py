@@ -46,6 +46,12 @@ def check(config: SystemConfig) -> None:
             f"hw.name={config.hw.name} has no effect on a simulation: choose its machine and model "
             f"with simulated=NAME."
         )
+    if isinstance(config, SimulateConfig) and config.window is not None:
+        window = config.window
+        if len(window) != 2 or not 0 <= window[0] < window[1]:
+            raise ConfigError(
+                f"window={window} is no time from and to: write it in seconds, as window=[8,25]."
+            )
     if isinstance(config, SimulateConfig) and config.gpu.tp != 1:
         raise ConfigError(
             f"gpu.tp={config.gpu.tp} has no effect on a simulation, whose machine has "

@@ -15,7 +15,7 @@ from dualpace.runtime.simulate.config import ProfileConfig
 from dualpace.settings.compose import conf_dir
 from dualpace.settings.help import shown
 from dualpace.settings.meaning import meanings, summary
-from dualpace.settings.schema import VARIANTS, BenchConfig, ServeConfig
+from dualpace.settings.schema import VARIANTS, BenchConfig, ServeConfig, SimulateConfig
 
 _HEAD = """\
 # Configuration
@@ -53,6 +53,8 @@ def document() -> str:
         parts += _section(f"## {title}", group, schema)
         if schema is LoadConfig:
             parts.append(_table((key, meanings(BenchConfig)[key]) for key in ("variant", "result")))
+        if schema is ProfileConfig:
+            parts.append(_table([("window", meanings(SimulateConfig)["window"])]))
     return "\n".join(parts)
 
 

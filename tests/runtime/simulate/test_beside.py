@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dualpace.errors import ConfigError
 from dualpace.runtime.routing import Route
 from dualpace.runtime.simulate.config import ProfileConfig
 from dualpace.runtime.simulate.cost import CostModel
@@ -109,6 +110,12 @@ def test_a_profile_without_that_number_is_simulated_between_stages() -> None:
     assert simulate(config())["assist_mode"] == "stream"
     assert simulate(config(loss=None))["assist_mode"] == "boundary"
     assert simulate(config("assist.mode=boundary"))["assist_mode"] == "boundary"
+
+
+@pytest.mark.parametrize("window", ["[8]", "[25,8]", "[-1,5]"])
+def test_a_window_that_is_none_is_one_sentence(window: str) -> None:
+    with pytest.raises(ConfigError, match=r"window=\[.*\] is no time from and to"):
+        config(f"window={window}")
 
 
 def test_rates_of_a_window_are_those_of_its_tokens() -> None:
