@@ -26,6 +26,11 @@ def _flat(lists: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.ND
     return _offsets(lists), np.array(list(chain.from_iterable(lists)), np.int32)
 
 
+def _bytes(values: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """numpy itself takes twenty times as long where they are of an enumeration."""
+    return np.frombuffer(bytes(values), np.uint8)
+
+
 def _offsets(lists: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
     offsets = np.zeros(len(lists) + 1, np.int32)
     np.cumsum([len(items) for items in lists], out=offsets[1:])
@@ -91,12 +96,12 @@ def gpu_batch(
     return messages.GpuBatch(
         step=step.number,
         epoch=epoch,
-        kinds=np.array([row.kind for row in rows], np.uint8),
+        kinds=_bytes([row.kind for row in rows]),
         num_tokens=np.array([row.num_tokens for row in rows], np.int32),
-        sample=np.array([row.sample for row in rows], np.uint8),
+        sample=_bytes([row.sample for row in rows]),
         transfer_ids=np.array([row.transfer_id for row in rows], np.int64),
         migration_ids=np.array([t.id for t in transfers], np.int64),
-        migration_kinds=np.array([t.kind for t in transfers], np.uint8),
+        migration_kinds=_bytes([t.kind for t in transfers]),
         migration_offsets=migration_offsets,
         source_blocks=sources,
         target_blocks=targets,
