@@ -30,6 +30,7 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.limits import RequestTooLong
 from dualpace.runtime.schedule.log import request_record, round_record
+from dualpace.runtime.schedule.loss import remains
 from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep, Row
 from dualpace.runtime.schedule.state import State
 from dualpace.runtime.types import ENGINES, Owner, Request
@@ -198,8 +199,13 @@ class LLMEngine:
     def _on_worker_death(self, role: str) -> None:
         """Whatever the worker owed is void; what it owned is rebuilt (design.md, Processes)."""
         if role == "gpu":
-            self._gpu_steps.clear()
-            self._state.lose_gpu()
+            steps, self._gpu_steps = self._gpu_steps, deque()
+            lost = self._state.lose_gpu()
+            for step in steps:
+                if (applied := remains(step, lost)) is not None:
+                    empty = np.empty(0, np.int32)
+                    done = messages.StepDone(step.number, time.monotonic(), 0.0, empty, 0)
+                    self._log_round(Owner.GPU, applied, done)
         elif any(step.has_host_rows for step in self._gpu_steps):
             self._workers.gpu.kill()  # it waits for attention that nobody will compute
         elif self._cpu_step is not None:

@@ -2,8 +2,11 @@
 is lost.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from dualpace.runtime.schedule.ledger import Ledger
-from dualpace.runtime.schedule.rounds import Row
+from dualpace.runtime.schedule.rounds import Applied, GpuStep, Row
 from dualpace.runtime.types import Phase, Request
 
 
@@ -33,6 +36,22 @@ def lose_gpu(ledger: Ledger) -> list[Request]:
         ledger.leave_queues(request)
         ledger.recompute(request, ledger.preempted_gpu)
     return alive
+
+
+def remains(step: GpuStep, lost: Iterable[Request]) -> Applied | None:
+    """What a lost round has done all the same, for its record: preemptions, and swap-outs whose
+    copies had ended. None: nothing. `lost` are who lost their KV with it.
+    """
+    gone = {request.id for request in lost}
+    moved = [i for i in step.swap_out if i not in gone]
+    if not (moved or step.preempted):
+        return None
+    nothing: list[int] = []
+    rest = replace(
+        step, prefill_gpu=nothing, prefill_cpu=nothing, swap_in=nothing, marked=nothing,
+        swap_out=moved,
+    )  # fmt: skip
+    return Applied(rest, sampled=[], finished=[], dropped=[], batch=[])
 
 
 def lose_cpu(ledger: Ledger) -> None:

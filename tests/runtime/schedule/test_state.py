@@ -4,6 +4,7 @@ import pytest
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule import Limits, RequestTooLong, State, make_policy
+from dualpace.runtime.schedule.loss import remains
 from dualpace.runtime.types import Owner, Phase, Request
 from tests.runtime.schedule.drive import add, copies, cpu, decoding, fill_host, gpu, ids, make
 from tests.runtime.schedule.predictor import FlatPredictor
@@ -218,6 +219,20 @@ def test_losing_the_gpu_during_a_swap_in_frees_the_host_copy_too() -> None:
     assert ids(state.lose_gpu()) == [0]
     assert state.host_pool.num_used == state.gpu_pool.num_used == 0
     state.check()
+
+
+def test_of_a_lost_round_the_copies_that_had_ended_remain() -> None:
+    state = make(gpu=4, host=16)
+    add(state, 0, 30, 40)
+    add(state, 1, 30, 40)
+    while not (step := state.schedule_gpu()).swap_out:
+        assert remains(step, []) is None
+        state.apply_gpu(step, ())
+    assert remains(step, [state.requests[i] for i in step.swap_out]) is None
+    state.transfer_done(copies(step))
+    left = remains(step, state.lose_gpu())
+    assert left is not None and left.step.swap_out == step.swap_out and left.batch == []
+    assert not left.step.prefill_gpu and not left.step.marked
 
 
 def test_losing_the_gpu_leaves_host_residents_alone() -> None:
