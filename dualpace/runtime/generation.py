@@ -26,6 +26,9 @@ class Detokenizer(Protocol):
 class Tokenizer(Protocol):
     """What a front needs of `graphs.tokenizer`."""
 
+    @property
+    def has_chat_template(self) -> bool: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer: ...
@@ -152,7 +155,10 @@ def check_prompt(prompt: Sequence[int], max_context: int, vocab: int) -> None:
             f"takes prompts of at most {max_context - 1}.",
         )
     if not 0 <= min(prompt) <= max(prompt) < vocab:
-        raise InvalidParameter("prompt", f"Token ids must be from 0 to {vocab - 1}.")
+        wrong = next(token for token in prompt if not 0 <= token < vocab)
+        raise InvalidParameter(
+            "prompt", f"The prompt has the token id {wrong}: ids are 0 to {vocab - 1}."
+        )
 
 
 async def generate(

@@ -48,7 +48,8 @@ def as_api_error(error: Exception) -> APIError:
             code = "context_length_exceeded" if too_long else "invalid_value"
             return APIError(400, str(error), error.param, code)
         case ChatError():
-            return APIError(400, f"{error}.", "messages", "invalid_value")
+            text = str(error)
+            return APIError(400, f"{text[:1].upper()}{text[1:]}.", "messages", "invalid_value")
         case RequestRefused():
             return APIError(400, str(error), "prompt", "request_refused")
         case EngineGone():

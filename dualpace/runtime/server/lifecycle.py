@@ -186,11 +186,15 @@ class _Life:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         lines = start_table(self._info, self._client.phases[-1][0])
         name = self._plan.model.name
-        example = {"model": name, "messages": [{"role": "user", "content": "Hello!"}]}
+        tokenizer = self._service.tokenizer
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+        route = "chat/completions"
+        if tokenizer is not None and not tokenizer.has_chat_template:
+            route, asked = "completions", {"prompt": "Hello"}
         lines += [
             f"Serving {name} at {url} (contexts up to {self._plan.model.max_context} tokens). Try:",
-            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\",
-            f"    -d '{json.dumps(example)}'",
+            f"  curl {url}/v1/{route} -H 'Content-Type: application/json' \\",
+            f"    -d '{json.dumps({'model': name, **asked})}'",
         ]
         return "\n".join(lines)
 

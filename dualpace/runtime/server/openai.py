@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 from dualpace.runtime.server.conversation import ChatMessage
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.streams import UsageParts
 from dualpace.runtime.server.wording import shown
 
 MAX_CHOICES = 128  # answers to one prompt
@@ -93,6 +94,7 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: in every piece, not in the last alone
 
 
 class _Sampled(_Strict):
@@ -141,8 +143,11 @@ class _Sampled(_Strict):
         return 1 if self.n is None else self.n
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def usage_parts(self) -> UsageParts:
+        options = self.stream_options or StreamOptions()
+        if options.continuous_usage_stats:
+            return "all"
+        return "last" if options.include_usage else "none"
 
     def sampling(self, max_tokens: int | None) -> SamplingParams:
         """Raises InvalidParameter for values out of range."""
@@ -164,7 +169,7 @@ def _token_ids(bias: Mapping[str, float]) -> dict[int, float]:
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS):
             raise InvalidParameter(
-                "logit_bias", f"logit_bias has the key {key[:40]!r}: use token ids, as strings."
+                "logit_bias", f"logit_bias has the key {shown(key)}: use token ids, as strings."
             )
     return {int(key): value for key, value in bias.items()}
 

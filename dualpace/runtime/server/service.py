@@ -148,7 +148,7 @@ class Service:
             num_choices=len(answers),
             usage=Usage(sum(map(len, prompts))),
             stream=bool(request.stream),
-            include_usage=request.include_usage,
+            usage_parts=request.usage_parts,
         )
 
     async def _counted(self, pieces: Pieces) -> AsyncGenerator[tuple[int, Piece], None]:

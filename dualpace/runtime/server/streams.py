@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,6 +17,7 @@ from dualpace.runtime.server.responses import Envelope, Usage
 
 log = logging.getLogger(__name__)
 
+UsageParts = Literal["none", "last", "all"]  # of a stream, that say how many tokens there were
 Pieces = AsyncGenerator[tuple[int, Piece], None]  # (index of the choice, what is new)
 
 _HEADERS = [
@@ -59,7 +60,7 @@ class Job:
     num_choices: int
     usage: Usage
     stream: bool
-    include_usage: bool
+    usage_parts: UsageParts
 
 
 class Answer(Response):
@@ -121,7 +122,7 @@ async def _send_events(job: Job, send: Send) -> None:
 async def _events(job: Job) -> AsyncGenerator[bytes, None]:
     """An event an update, even when its tokens make no text yet: clients time tokens by them."""
     envelope, shape = job.envelope, job.envelope.shape
-    no_usage: dict[str, Any] = {"usage": None} if job.include_usage else {}
+    no_usage: dict[str, Any] = {} if job.usage_parts == "none" else {"usage": None}
     opened: set[int] = set()
     async with contextlib.aclosing(job.pieces) as pieces:
         async for index, piece in pieces:
@@ -132,6 +133,7 @@ async def _events(job: Job) -> AsyncGenerator[bytes, None]:
                     data = event(envelope.part([opening], **no_usage))
             job.usage.count(piece.engines)
             delta = shape.delta(index, piece.text, piece.finish_reason)
-            yield data + event(envelope.part([delta], **no_usage))
-    end = event(envelope.part([], **job.usage.fields())) if job.include_usage else b""
+            usage = job.usage.fields() if job.usage_parts == "all" else no_usage
+            yield data + event(envelope.part([delta], **usage))
+    end = b"" if job.usage_parts == "none" else event(envelope.part([], **job.usage.fields()))
     yield end + _DONE

@@ -24,6 +24,9 @@ class ByteDetokenizer:
 
 
 class ByteTokenizer:
+    def __init__(self, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 

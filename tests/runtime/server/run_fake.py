@@ -12,6 +12,7 @@ from dualpace.runtime.server import serve
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     try:
-        serve(Plan.from_json(sys.argv[1]), "fake_engine", lambda source: ByteTokenizer())
+        plan = Plan.from_json(sys.argv[1])
+        serve(plan, "fake_engine", lambda source: ByteTokenizer(source != "fake:no-template"))
     except ConfigError as error:
         sys.exit(str(error))

@@ -190,10 +190,15 @@ def test_a_message_without_text_is_refused_as_such(server, role, content, said):
     )
 
 
+def test_a_token_id_that_is_none_is_named(server):
+    error = refusal(post(server, "completions", {**COMPLETION, "prompt": [[1], [2, 257]]}))
+    assert error["message"] == "The prompt has the token id 257: ids are 0 to 256."
+
+
 def test_messages_that_the_template_refuses(server):
     messages = [{"role": "assistant", "content": "x"}]
     error = refusal(post(server, "chat/completions", {**CHAT, "messages": messages}))
-    assert error["param"] == "messages" and "last message" in error["message"]
+    assert error["param"] == "messages" and error["message"].startswith("The last message")
     assert refusal(post(server, "chat/completions", {**CHAT, "messages": []}))
 
 

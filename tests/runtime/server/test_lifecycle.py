@@ -1,6 +1,7 @@
 """The server process from its first moment to its exit status."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -175,6 +176,20 @@ def test_a_port_in_use_is_one_sentence(start_server):
     )
     assert second.returncode == 1
     assert f"server.port={server.port}" in second.stderr and "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "route"), [("fake", "chat/completions"), ("fake:no-template", "completions")]
+)
+def test_the_example_that_it_prints_is_answered(start_server, source, route):
+    server = start_server(source)
+    server.wait_for("/ready")
+    server.process.send_signal(signal.SIGINT)
+    _, out, _ = server.end()
+    line, body = out.splitlines()[-2:]
+    assert line.split()[:2] == ["curl", f"{server.url}/v1/{route}"]
+    asked = json.loads(body.strip().removeprefix("-d '").removesuffix("'"))
+    assert asked["model"] == "tiny" and ("messages" in asked) == (route != "completions")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no host"])

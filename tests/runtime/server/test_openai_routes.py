@@ -53,6 +53,14 @@ def test_stream_ends_with_usage_when_asked(client):
     assert all(c.usage is None and c.choices for c in chunks[:-1])
 
 
+def test_each_piece_says_its_usage_when_asked(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *parts, last = streamed(client, "slow hi", stream_options=options)
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts) and counts[0] >= 1
+    assert counts[-1] == last.usage.completion_tokens == 8 and last.choices == []
+
+
 def test_raw_stream_is_server_sent_events(server):
     body = {"model": "tiny", "prompt": "ab", "stream": True}
     response = server.http.post("/v1/completions", json=body)
