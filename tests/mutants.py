@@ -38,7 +38,10 @@ SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
         ENVELOPE_TESTS,
     ),
     "dualpace.runtime.schedule.view": ({"View", "finish_peak", "next_growth"}, ENVELOPE_TESTS),
-    "dualpace.runtime.schedule.limits": ({"Limits"}, (f"{SCHEDULE}/test_sizes.py",)),
+    "dualpace.runtime.schedule.limits": (
+        {"Limits", "context_limit"},
+        (f"{SCHEDULE}/test_sizes.py",),
+    ),
     "dualpace.runtime.schedule.cpu_round": (
         {
             "cpu_round",

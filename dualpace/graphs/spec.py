@@ -11,8 +11,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from dualpace.block import BLOCK_TOKENS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
@@ -61,10 +59,6 @@ class ModelSpec:
     def kv_size(self) -> int:
         """Width of all key heads (or all value heads)."""
         return self.num_kv_heads * self.head_dim
-
-    def kv_bytes_per_block(self, dtype_bytes: int) -> int:
-        """Bytes of K and V of one block of 16 tokens over all layers."""
-        return BLOCK_TOKENS * self.num_layers * 2 * self.kv_size * dtype_bytes
 
     def num_parameters(self) -> int:
         """Stored weights; a tied head counts once."""

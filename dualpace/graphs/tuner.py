@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.graphs.backends import Arguments, Backend, Stage
 from dualpace.graphs.backends.whole import stored_by
 from dualpace.graphs.forms import HEAD_STAGES, Packer
 from dualpace.graphs.job import Examples, Job, stage_functions
-from dualpace.graphs.spec import BLOCK_TOKENS
 from dualpace.graphs.store import GraphStore
 
 # Weights that calls go round: more than the caches that a serving round leaves cold anyway.

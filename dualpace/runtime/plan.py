@@ -13,6 +13,9 @@ from typing import Any, Self
 
 from dualpace.runtime.step_times import StepTimes
 
+ITEMSIZE = {"bf16": 2, "float32": 4}
+"""Bytes of one weight, activation or KV element, by dtype."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
@@ -30,6 +33,10 @@ class ModelPlan:
     head_dim: int
     vocab: int
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +99,6 @@ class KvPlan:
 
     gpu_blocks: int
     host_blocks: int
-    block_tokens: int
     bytes_per_block: int  # all layers, K and V
     output_estimate: str
 

@@ -21,22 +21,12 @@ MAX_STEPS_IN_FLIGHT = 2
 COLLECTIVE_SLOT_BYTES = 2 << 20  # what one rank gives to a sum at once; more goes in pieces
 
 
-def itemsize(plan: Plan) -> int:
-    """Bytes of one activation or KV element."""
-    return {"bf16": 2, "float32": 4}[plan.model.dtype]
-
-
-def max_gpu_rows(plan: Plan) -> int:
-    """Rows of the largest GPU batch."""
-    return plan.gpu.max_batch_size
-
-
 def channel_size(plan: Plan, role: str) -> ChannelSize:
     """Bounds every message by what the pools and limits can hold: the block tables of a batch name
     no block twice, but a migration names its source and its target."""
     blocks = 4 * (plan.kv.gpu_pool_blocks + plan.kv.host_pool_blocks)
     if role == "gpu" or plan.policy.lockstep:  # both get the batches that hold host rows
-        rows = max_gpu_rows(plan) + plan.cpu.max_batch_size
+        rows = plan.gpu.max_batch_size + plan.cpu.max_batch_size
         migrations = plan.kv.gpu_blocks + plan.kv.host_blocks  # each moves at least a block
         down = 3 * blocks + (rows + migrations) * _ROW_BYTES + 4 * plan.gpu.max_batched_tokens
     else:
@@ -62,7 +52,7 @@ def assist_layout(plan: Plan) -> AssistLayout:
         max_rows=plan.cpu.max_batch_size,
         hidden=model.hidden,
         attention_width=model.num_q_heads * model.head_dim,
-        itemsize=itemsize(plan),
+        itemsize=model.itemsize,
         attention_parts=plan.cpu.tp,
         edits_bytes=edits_bytes(plan, plan.cpu.max_batch_size, plan.kv.host_pool_blocks),
     )
@@ -74,7 +64,7 @@ def lockstep_layout(plan: Plan) -> LockstepLayout:
         max_rows=plan.cpu.max_batch_size,
         q_width=model.num_q_heads // plan.gpu.tp * model.head_dim,
         kv_width=model.num_kv_heads // plan.gpu.tp * model.head_dim,
-        itemsize=itemsize(plan),
+        itemsize=model.itemsize,
         askers=plan.gpu.tp,
         answerers=plan.cpu.tp,
     )
@@ -87,7 +77,7 @@ def kv_layout(plan: Plan, tp: int = 1) -> KvLayout:
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads // tp,
         head_dim=model.head_dim,
-        itemsize=itemsize(plan),
+        itemsize=model.itemsize,
     )
 
 

@@ -2,11 +2,12 @@
 
 from dualpace.errors import ConfigError
 from dualpace.graphs.spec import ModelSpec
+from dualpace.runtime.kv.layout import KvLayout
+from dualpace.runtime.plan import ITEMSIZE
 from dualpace.runtime.schedule.policies import policy_class
 from dualpace.settings.hardware import GIB, Hardware
 from dualpace.settings.schema import SystemConfig
 
-ITEMSIZE = {"bf16": 2, "float32": 4}
 # The stand-in's pool is small, so that the host tier gets work at a dozen streams.
 STAND_IN_GPU_BLOCKS = 256
 STAND_IN_HOST_BYTES = 2 * GIB
@@ -16,11 +17,17 @@ GPU_WORKSPACE_BYTES = GIB  # activations, staging, captured graphs
 HOST_USE = 0.8  # of the memory that is free now
 
 
+def bytes_per_block(spec: ModelSpec, dtype: str) -> int:
+    """Of all layers."""
+    layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, ITEMSIZE[dtype])
+    return layout.block_bytes
+
+
 def pool_blocks(
     config: SystemConfig, hardware: Hardware, device: str, spec: ModelSpec, dtype: str
 ) -> tuple[int, int]:
     """Usable blocks of the accelerator's pool and of the host pool (0 without a host tier)."""
-    block_bytes = spec.kv_bytes_per_block(ITEMSIZE[dtype])
+    block_bytes = bytes_per_block(spec, dtype)
     weights = spec.num_parameters() * ITEMSIZE[dtype]
     kv = config.kv
     on_gpu = device == "cuda"

@@ -31,13 +31,15 @@ from dualpace.runtime.plan import (
     RuntimePlan,
     ServerPlan,
 )
+from dualpace.runtime.schedule.limits import context_limit
+from dualpace.runtime.schedule.policies import policy_class
 from dualpace.settings.check import check
 from dualpace.settings.executables import compile_plan
 from dualpace.settings.hardware import GIB, Hardware, probe
 from dualpace.settings.machine import fingerprint
 from dualpace.settings.measured import settled
 from dualpace.settings.paths import log_file
-from dualpace.settings.pools import ITEMSIZE, pool_blocks
+from dualpace.settings.pools import bytes_per_block, pool_blocks
 from dualpace.settings.schema import ServeConfig, SystemConfig
 
 
@@ -90,8 +92,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
         kv=KvPlan(
             gpu_blocks=gpu_blocks,
             host_blocks=host_blocks,
-            block_tokens=BLOCK_TOKENS,
-            bytes_per_block=spec.kv_bytes_per_block(ITEMSIZE[dtype]),
+            bytes_per_block=bytes_per_block(spec, dtype),
             output_estimate=config.kv.output_estimate,
         ),
         assist=_assist(config.assist, cpu_rows, config.gpu.tp),
@@ -170,10 +171,9 @@ def _dtype(dtype: str, device: str, hardware: Hardware) -> str:
 def _max_context(
     config: SystemConfig, spec: ModelSpec, gpu_blocks: int, host_blocks: int, hard_limit: int
 ) -> int:
-    """min(model, larger tier alone); what only the host can hold must also fit one prefill, or it
-    could not be computed again after a preemption."""
-    on_host = min(host_blocks * BLOCK_TOKENS, hard_limit)
-    possible = min(spec.max_context, max(gpu_blocks * BLOCK_TOKENS, on_host))
+    """As set, else the most that the model and the scheduler can do."""
+    host_alone = host_blocks if policy_class(config.policy.name).has_cpu_engine else 0
+    possible = min(spec.max_context, context_limit(gpu_blocks, host_alone, hard_limit))
     wanted = config.model.max_context
     if wanted is None:
         return possible
@@ -187,7 +187,8 @@ def _max_context(
         raise ConfigError(
             f"model.max_context={wanted} is more than the {possible} tokens that the model "
             f"({spec.max_context}), the GPU pool ({gpu_blocks * BLOCK_TOKENS}) and the host pool "
-            f"within gpu.max_batched_tokens ({on_host}) allow: lower it, or raise kv.gpu_blocks."
+            f"within gpu.max_batched_tokens ({min(host_alone * BLOCK_TOKENS, hard_limit)}) allow: "
+            f"lower it, or raise kv.gpu_blocks."
         )
     return wanted
 

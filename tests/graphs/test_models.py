@@ -184,7 +184,6 @@ def test_spec_json_round_trip(name: str) -> None:
 def test_spec_numbers_and_a_spec_file_as_random_shape(tmp_path: Path) -> None:
     spec = resolve_source("random:llama-3.1-8b").spec
     assert spec.num_parameters() == 8_030_261_248
-    assert spec.kv_bytes_per_block(2) == 2 * 1024 * 1024
     (tmp_path / "shape.json").write_text(spec.to_json())
     assert resolve_source(f"random:{tmp_path}/shape.json").spec == spec
 

@@ -90,6 +90,11 @@ def test_without_a_host_tier_only_the_gpu_pool_counts() -> None:
     assert made.policy.name == "gpu_only"
 
 
+def test_where_requests_decode_on_the_host_with_the_gpu_alone_only_its_pool_counts() -> None:
+    made = resolve(load("model=tiny_random", "policy=neo", "kv.gpu_blocks=16"), SMALL)
+    assert made.kv.host_blocks > 16 and made.model.max_context == 256
+
+
 def test_the_hard_limit_follows_the_soft_one() -> None:
     assert plan().gpu.max_batched_tokens == 8192
     assert plan("gpu.token_limit=16384").gpu.max_batched_tokens == 16384

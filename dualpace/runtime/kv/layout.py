@@ -42,11 +42,6 @@ class KvLayout:
         """Bytes of one block of all layers: what a swap moves a block."""
         return self.piece_bytes * self.num_layers
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token of all layers."""
-        return self.block_bytes // BLOCK_TOKENS
-
     def hbm_shape(self, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's HBM pool: `[B, 2, K, 16, D]`, contiguous."""
         return (num_blocks, *self.piece_shape)
@@ -55,26 +50,6 @@ class KvLayout:
         """Shape of the host pool: `[B, L, 2, K, 16, D]`, contiguous."""
         return (num_blocks, self.num_layers, *self.piece_shape)
 
-    @property
-    def host_layer_strides(self) -> tuple[int, ...]:
-        """Strides in elements of `host_pool[:, layer]`, the `[B, 2, K, 16, D]` that attention
-        reads.
-        """
-        token, head = self.head_dim, BLOCK_TOKENS * self.head_dim
-        return (self.piece_numel * self.num_layers, self.num_kv_heads * head, head, token, 1)
-
-    def host_offset(self, block: int, layer: int) -> int:
-        """Byte offset of one block's piece of one layer in the host pool."""
-        return (block * self.num_layers + layer) * self.piece_bytes
-
-    def hbm_bytes(self, num_blocks: int) -> int:
-        """Bytes of all layers' HBM pools."""
-        return num_blocks * self.block_bytes
-
     def host_bytes(self, num_blocks: int) -> int:
         """Bytes of the host pool."""
         return num_blocks * self.block_bytes
-
-    def blocks_in(self, num_bytes: int) -> int:
-        """Whole blocks of all layers that fit in `num_bytes`, the scratch block included."""
-        return num_bytes // self.block_bytes

@@ -10,6 +10,16 @@ class RequestTooLong(ValueError):
     """A request that no round could ever run: the server answers 400 with this sentence."""
 
 
+def context_limit(gpu_capacity: int, host_capacity: int, host_prompt: int) -> int:
+    """Tokens of KV that one request may reach. Capacities are usable blocks, the host's if requests
+    decode there without HBM, else 0; `host_prompt` is the longest prefill for the host.
+
+    Any prefill may have to be repeated with all outputs so far: in HBM in chunks, to the host in
+    one forward. A request with `prompt_len + max_tokens - 1 <= context_limit` always finishes.
+    """
+    return max(gpu_capacity * BLOCK_TOKENS, min(host_capacity * BLOCK_TOKENS, host_prompt))
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Budgets of one round. `None` takes the default named beside it.
@@ -51,16 +61,6 @@ class Limits:
         """Longest prefill in tokens that can go to the host: one forward through staging."""
         return min(self.hard_tokens, self.staging)
 
-    def context_limit(self, gpu_capacity: int, host_capacity: int) -> int:
-        """Tokens of KV that one request may reach; capacities are usable blocks.
-
-        Any prefill may have to be repeated with all outputs so far: in HBM in chunks, to the host
-        in one forward. A request with `prompt_len + max_tokens - 1 <= context_limit` always
-        finishes.
-        """
-        host = min(host_capacity * BLOCK_TOKENS, self.host_prompt)
-        return max(gpu_capacity * BLOCK_TOKENS, host)
-
     def admit_length(
         self, prompt_len: int, max_tokens: int, gpu_capacity: int, host_capacity: int
     ) -> None:
@@ -69,7 +69,7 @@ class Limits:
             raise RequestTooLong(
                 f"prompt of {prompt_len} tokens, max_tokens={max_tokens}: both must be at least 1"
             )
-        limit = self.context_limit(gpu_capacity, host_capacity)
+        limit = context_limit(gpu_capacity, host_capacity, self.host_prompt)
         longest = prompt_len + max_tokens - 1
         if longest > limit:
             why = ""

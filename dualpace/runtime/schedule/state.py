@@ -12,7 +12,7 @@ from dualpace.runtime.schedule.commit import commit_cpu, commit_gpu
 from dualpace.runtime.schedule.estimate import Declared, Estimator
 from dualpace.runtime.schedule.integrity import check
 from dualpace.runtime.schedule.ledger import Ledger
-from dualpace.runtime.schedule.limits import Limits
+from dualpace.runtime.schedule.limits import Limits, context_limit
 from dualpace.runtime.schedule.loss import lose_cpu, lose_gpu
 from dualpace.runtime.schedule.policies import Policy
 from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep
@@ -47,7 +47,7 @@ class State(Ledger):
     @property
     def context_limit(self) -> int:
         """Tokens of KV that one request may reach: `prompt_len + max_tokens - 1` at most."""
-        return self.limits.context_limit(self.gpu_pool.capacity, self._host_alone)
+        return context_limit(self.gpu_pool.capacity, self._host_alone, self.limits.host_prompt)
 
     @property
     def _host_alone(self) -> int:

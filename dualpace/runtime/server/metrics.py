@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.engine_client import EngineClient, EngineGone
 from dualpace.runtime.generation import Piece
 from dualpace.runtime.types import ENGINES
@@ -150,7 +151,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         client, kv = self._client, self._client.plan.kv
         config = {
-            "block_size": str(kv.block_tokens),
+            "block_size": str(BLOCK_TOKENS),
             "num_gpu_blocks": str(kv.gpu_blocks),
             "num_cpu_blocks": str(kv.host_blocks),
         }

@@ -16,14 +16,12 @@ from dualpace.graphs.backends.whole import ChainedLayers
 from dualpace.graphs.executor import Stages
 from dualpace.runtime.assist import AssistLostError
 from dualpace.runtime.messages import CpuBatch, StepDone, StepDropped
-from dualpace.runtime.routing import Route
+from dualpace.runtime.routing import ROUTES, Route
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.routes import RouteRun
 from dualpace.runtime.worker.rows import CpuWork, cpu_work
-
-_ROUTES = tuple(Route)  # a batch names its route by place
 
 
 class CpuWorker:
@@ -61,7 +59,7 @@ class CpuWorker:
     def _iterate(self, work: CpuWork) -> None:
         started = time.monotonic()
         self._stages.begin_round()
-        route = self._routes[_ROUTES[work.route]]
+        route = self._routes[ROUTES[work.route]]
         tokens = self._decode(work, route)
         duration = time.monotonic() - started
         compiles = self._stages.compiles_after_ready

@@ -6,6 +6,7 @@ from dualpace.block import blocks_for
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule import Limits, RequestTooLong
 from dualpace.runtime.schedule.envelope import finish_growth, gpu_peak
+from dualpace.runtime.schedule.limits import context_limit
 from dualpace.runtime.schedule.view import finish_peak, next_growth
 from dualpace.runtime.types import Phase, Request
 from tests.runtime.schedule.drive import add, gpu, make
@@ -119,7 +120,7 @@ def test_the_context_limit_is_the_larger_tier_alone_and_one_forward_on_the_host(
     gpu: int, host: int, limit: int
 ) -> None:
     limits = Limits(soft_tokens=8, gpu_rows=8, hard_tokens=96)
-    assert limits.context_limit(gpu, host) == limit
+    assert context_limit(gpu, host, limits.host_prompt) == limit
     limits.admit_length(limit, 1, gpu, host)
     limits.admit_length(1, limit, gpu, host)
     with pytest.raises(RequestTooLong, match=f"KV for {limit + 1} tokens, the limit is {limit}"):

@@ -22,7 +22,7 @@ def small_plan(source: str = "fake", port: int = 0, drain_timeout_s: float = 5.0
                 "vocab": VOCAB,
                 "eos_token_ids": (EOS,),
             },
-            "kv": {"gpu_blocks": 100, "host_blocks": 200, "block_tokens": 16},
+            "kv": {"gpu_blocks": 100, "host_blocks": 200},
             "server": {"host": "127.0.0.1", "port": port, "drain_timeout_s": drain_timeout_s},
         },
     )
