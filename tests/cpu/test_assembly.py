@@ -93,23 +93,35 @@ def spills(text: str) -> int:
     return sum(len(stores.findall(body)) for _, body in inside)
 
 
+_IMPORTS = """
+from dualpace.cpu import amx_ir, ceilings, decode_kernel, gemm, gemm_kernel
+from dualpace.cpu.block_ir import BlockShape
+"""
+_WITH_TILES = """
+assert gemm_kernel.gemm_kernel(gemm.SHAPES[1], True)
+assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True, tiles=True))
+assert ceilings._tile_spinner()
+"""
+_WITHOUT = """
+assert gemm_kernel.gemm_kernel(amx_ir.VECTORS, True)
+assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True))
+"""
+
+
 @pytest.mark.slow
-def test_whole_kernels_compile_for_a_cpu_with_amx() -> None:
+@pytest.mark.parametrize(
+    ("cpu", "tiles", "code"),
+    [("sapphirerapids", ["amx-tile", "amx-bf16"], _WITH_TILES), ("znver4", [], _WITHOUT)],
+)
+def test_whole_kernels_compile_for_a_cpu_with(cpu: str, tiles: list[str], code: str) -> None:
     """In a child process: the compiler ends the process over what it cannot encode."""
     avx512 = [f"avx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")]
-    features = ["avx2", "fma", *avx512, "amx-tile", "amx-bf16"]
+    features = ["avx2", "fma", *avx512, *tiles]
     target = {
-        "NUMBA_CPU_NAME": "sapphirerapids",
+        "NUMBA_CPU_NAME": cpu,
         "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in features),
     }
-    code = (
-        "from dualpace.cpu import ceilings, decode_kernel, gemm, gemm_kernel\n"
-        "from dualpace.cpu.block_ir import BlockShape\n"
-        "assert gemm_kernel.gemm_kernel(gemm.SHAPES[1], True)\n"
-        "assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True))\n"
-        "assert decode_kernel.decode_kernel(BlockShape(64, 1, 16, True, True, tiles=True))\n"
-        "assert ceilings._tile_spinner()\n"
-    )
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, **target, "NUMBA_CACHE_DIR": cache}
-        subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=110)
+        command = [sys.executable, "-c", _IMPORTS + code]
+        subprocess.run(command, env=environment, check=True, timeout=110)
