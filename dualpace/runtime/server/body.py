@@ -8,7 +8,7 @@ import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.wording import of_validation, path
@@ -27,7 +27,11 @@ async def read(request: Request, kind: type[Body]) -> Body:
     coding = request.headers.get("content-encoding", "identity")
     if coding != "identity":
         raise _unreadable(f"comes with Content-Encoding: {coding}: send it as it is.")
-    value = _parse(_decode(await request.body()))
+    try:
+        data = await request.body()
+    except ClientDisconnect:  # nobody will read the answer
+        raise _unreadable("ended before its announced length.") from None
+    value = _parse(_decode(data))
     if not isinstance(value, dict):
         raise _unreadable("must be a JSON object.")
     _check_texts(value)

@@ -13,6 +13,8 @@ from dualpace.graphs.chat import ChatError
 from dualpace.runtime.engine_client import EngineGone, RequestRefused
 from dualpace.runtime.sampling_params import InvalidParameter
 
+_SHOWN = 100  # characters of a path in a sentence
+
 
 class APIError(Exception):
     """A request that ends with `status` and a sentence for the client's user."""
@@ -104,5 +106,5 @@ def _no_route(path: str, there: Mapping[str, Sequence[str]]) -> APIError:
     near = near or difflib.get_close_matches(path, there, 1, 0.75)
     hint = f": did you mean {near[0]}?" if near else "."
     every = ", ".join(f"{' '.join(methods)} {each}" for each, methods in there.items())
-    text = f"This server has no route {path}{hint} It has {every}."
+    text = f"This server has no route {path[:_SHOWN]}{hint} It has {every}."
     return APIError(404, text, None, "no_such_route")

@@ -4,6 +4,7 @@ A parameter that is known but not built passes only with the value that means "n
 clients send those; anything else would be ignored silently, which is worse than a refusal.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,7 +88,10 @@ class _Strict(BaseModel):
             if value is None or name in _LABELS:
                 continue
             if name not in _NEUTRAL:
-                raise APIError(400, f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+                near = difflib.get_close_matches(name, type(self).model_fields, 1)
+                hint = f": did you mean '{near[0]}'?" if near else "."
+                text = f"Unknown parameter '{name}'{hint}"
+                raise APIError(400, text, name, "unknown_parameter")
             if not _is_one_of(value, _NEUTRAL[name]):
                 raise _unsupported(name, value)
 

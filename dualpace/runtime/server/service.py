@@ -30,6 +30,7 @@ from dualpace.runtime.server.tokens import (
     detokenize,
     tokenize,
 )
+from dualpace.runtime.server.wording import shown
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Service:
         if model is not None and model != self.model:
             raise APIError(
                 404,
-                f"The model '{model}' does not exist; this server has '{self.model}'.",
+                f"The model {shown(model)} does not exist; this server has {shown(self.model)}.",
                 "model",
                 "model_not_found",
             )

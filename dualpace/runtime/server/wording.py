@@ -56,7 +56,7 @@ def of_validation(error: ValidationError) -> APIError:
         return APIError(400, f"'{param}' is missing.", param, "missing_required_parameter")
     if kind == "extra_forbidden":
         param = path(location)
-        return APIError(400, f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+        return APIError(400, f"Unknown parameter '{param}'.", param, "unknown_parameter")
     for depth, part in enumerate(location[:-1]):
         if part in _EXPECTED:
             same = [e for e in errors if e["loc"][: depth + 1] == location[: depth + 1]]

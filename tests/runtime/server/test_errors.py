@@ -68,6 +68,7 @@ def test_chat_refuses_by_name_too(server, param, value):
 def test_an_unknown_parameter_is_refused_by_name(server):
     error = refusal(post(server, "completions", {**COMPLETION, "temprature": 0.5}))
     assert error["param"] == "temprature" and error["code"] == "unknown_parameter"
+    assert error["message"] == "Unknown parameter 'temprature': did you mean 'temperature'?"
 
 
 def test_values_that_ask_for_nothing_pass(server):
@@ -237,6 +238,22 @@ def test_bodies_that_are_no_request(server, body, sentence):
     assert sentence in refusal(answer)["message"]
 
 
+def test_a_client_that_goes_before_its_body_is_sent_is_no_fault_of_ours(start_server):
+    server = start_server()
+    server.wait_for("/ready")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "500")
+    connection.endheaders(b"{")
+    server.wait_for("/health")  # by now it waits for the rest
+    connection.close()
+    assert server.http.post("/v1/completions", json=COMPLETION).status_code == 200
+    server.process.terminate()
+    status, _, log = server.end()
+    assert status == 0 and "Traceback" not in log
+
+
 @pytest.mark.parametrize(("prompts", "n"), [(1025, 1), (9, 128)])
 def test_one_request_cannot_bring_any_number_of_prompts(server, prompts, n):
     error = refusal(post(server, "completions", {**COMPLETION, "prompt": ["a"] * prompts, "n": n}))
@@ -317,6 +334,7 @@ def test_unknown_model(server, client):
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/completion", "did you mean /v1/completions?"),
         ("//v1/models", "did you mean /v1/models?"),
+        ("/" + "a" * 5000, f"no route /{'a' * 99}. It has"),
     ],
 )
 def test_an_unknown_route_is_answered_with_those_there_are(server, path, hint):

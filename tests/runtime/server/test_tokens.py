@@ -41,7 +41,7 @@ def test_ids_are_spelled_out_with_special_tokens(server):
         ("tokenize", {}, "prompt", "Send one of 'prompt' and 'messages'."),
         ("tokenize", {"prompt": "a", "messages": CHAT}, "prompt", "Send one of"),
         ("tokenize", {"prompt": 5}, "prompt", "'prompt' must be a string, not 5."),
-        ("tokenize", {"prompt": "a", "colour": 1}, "colour", "Unknown parameter: 'colour'."),
+        ("tokenize", {"prompt": "a", "colour": 1}, "colour", "Unknown parameter 'colour'."),
         ("tokenize", {"messages": []}, "messages", "'messages' is empty"),
         ("tokenize", {"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         ("tokenize", {"prompt": "x" * 2_000_000}, "prompt", "2000000 characters"),
