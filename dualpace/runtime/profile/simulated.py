@@ -121,7 +121,8 @@ def host_rate(decode: Mapping[int, Any], spec: ModelSpec) -> float:
 
 def gpu_tables(results: Sequence[Result], dense: Points, spec: ModelSpec) -> dict[str, TableConfig]:
     """Post-attention and post-layer as the assists ran them; pre-attention is what a decode step of
-    short contexts leaves; attention what longer contexts add; many rows from the prompts."""
+    short contexts leaves; attention what longer contexts add; many rows, which take no less than
+    few, from the prompts."""
     route, steps, layers = of_kind(results, "route"), of_kind(results, "step"), plan_layers(results)
     post: Points = {b: v["assists"]["POST_ATTENTION"]["parts"]["compute"] for b, v in route.items()}
     final = head_at(route)
@@ -133,12 +134,14 @@ def gpu_tables(results: Sequence[Result], dense: Points, spec: ModelSpec) -> dic
         rest = (base - at(final, batch)) / layers - at(post, batch)
         pre[batch] = max(rest, FLOOR_MS)
         attention += [(batch * (c - shortest), (ms - base) / layers) for c, ms in contexts[1:]]
-    share = post_share(spec)
-    for tokens, ms in dense.items():
-        if tokens > max(post):
+    pre = least(pre)
+    share, known, few = post_share(spec), max(post), max(pre.values())
+    for tokens, ms in sorted(dense.items()):
+        if tokens > known:
             post[tokens] = ms * share
         if tokens > max(steps):
-            pre[tokens] = ms * (1 - share)
+            rest = ms - at(post, tokens) if tokens <= known else ms * (1 - share)
+            pre[tokens] = max(rest, few)
     return {
         "gpu_pre_attention": table(pre),
         "gpu_post_attention": table(post),
@@ -266,12 +269,17 @@ def at(points: Points, size: float) -> float:
     return float(np.interp(size, sorted(points), [points[key] for key in sorted(points)]))
 
 
-def table(points: Points) -> TableConfig:
+def least(points: Points) -> Points:
     """Times never fall with size, and noise only adds: none is above that of a larger size."""
+    x = sorted(points)
+    ms = [max(points[size], FLOOR_MS) for size in reversed(x)]
+    return dict(zip(x, reversed(list(accumulate(ms, min))), strict=True))
+
+
+def table(points: Points) -> TableConfig:
     x = sorted(points)
     if len(x) == 1:  # a table is a curve: one point says that size does not matter
         x, points = [x[0], 2 * x[0]], {x[0]: points[x[0]], 2 * x[0]: points[x[0]]}
-    ms = [max(points[size], FLOOR_MS) for size in x]
-    least = list(accumulate(reversed(ms), min))[::-1]
     assert all(a < b for a, b in pairwise(x))
-    return TableConfig([float(size) for size in x], [round(float(m), 6) for m in least])
+    ms = least(points).values()
+    return TableConfig([float(size) for size in x], [round(float(m), 6) for m in ms])

@@ -120,6 +120,20 @@ def test_a_slow_moment_does_not_lift_what_is_larger() -> None:
     assert (found.x, found.ms) == ([1.0, 8.0, 16.0, 32.0], [1.0, 2.0, 2.0, 4.0])
 
 
+def test_prompts_that_ran_fast_do_not_make_decode_steps_faster() -> None:
+    """Steps of few rows and prompts of many are two measurements of one curve."""
+    noisy = machine()
+    for shape in (s for r in noisy for s in r["values"].get("lengths", ())):
+        shape["ms"] /= 20
+    plan, spec = resolve(settings()), resolve_source("random:tiny").spec
+    choices = choose(noisy, SWEEP, 4)
+    quiet, fast = (
+        CostModel(simulated("made_up", r, choices, spec, plan)) for r in (machine(), noisy)
+    )
+    assert fast.gpu_pre_attention(16) == quiet.gpu_pre_attention(16) > 0
+    assert fast.gpu_pre_attention(256) == fast.gpu_pre_attention(64)
+
+
 def assist_costs(results: list[dict[str, Any]], device: str, mode: str) -> AssistProfileConfig:
     plan = resolve(settings())
     plan = replace(
