@@ -8,7 +8,6 @@ A background thread runs the event loop that the engine's client needs; callers 
 """
 
 import asyncio
-import re
 import sys
 import threading
 import weakref
@@ -63,6 +62,7 @@ class LLM:
 
     def __init__(self, model: str | None = None, **overrides: Any) -> None:
         from dualpace.settings.compose import load as load_config
+        from dualpace.settings.overrides import as_overrides
         from dualpace.settings.resolve import resolve
 
         if model is not None:
@@ -263,32 +263,6 @@ class _Bar:
 
     def prompt_done(self) -> None:
         self._progress.advance(self._task)
-
-
-def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """`settings` in Hydra's grammar; a dict stands for the settings of a group."""
-    found = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            found += as_overrides({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
-            found.append(override(key, value))
-    return found
-
-
-def override(key: str, value: Any) -> str:
-    """`key=value` in Hydra's grammar, strings quoted where they need it."""
-    if value is None:
-        return f"{key}=null"
-    if isinstance(value, bool):
-        return f"{key}={str(value).lower()}"
-    if isinstance(value, list | tuple):
-        return f"{key}=[{','.join(override('', item)[1:] for item in value)}]"
-    text = str(value)
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*|/[\w./-]+", text):
-        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-        return f"{key}='{escaped}'"
-    return f"{key}={text}"
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -99,6 +99,17 @@ def definitions(file: Path) -> set[str]:
     return found
 
 
+def test_what_the_paper_is_laid_beside_is_there() -> None:
+    core = ROOT / "dualpace" / "runtime" / "schedule"
+    rows = re.findall(
+        r"^\| [A\d].*\|$", (ROOT / "docs" / "scheduling.md").read_text(), re.MULTILINE
+    )
+    words = [word for row in rows for word in re.findall(r"`([^`]+)`", row)]
+    files = [*core.rglob("*.py"), core.parent / "routing.py"]
+    there = set().union(*map(definitions, files), (str(f.relative_to(core)) for f in files[:-1]))
+    assert len(rows) > 12 and set(words) - there == {"runtime/routing.py"}
+
+
 def test_the_four_trips_pass_through_what_is_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.partition("\n## Four trips\n")[2].partition("\n## ")[0]

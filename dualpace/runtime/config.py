@@ -11,6 +11,7 @@ from omegaconf import MISSING
 DEVICES = ("auto", "cpu", "cuda")
 ASSIST_MODES = ("boundary", "stream")
 TOKEN_LIMIT = 1024  # gpu.token_limit where neither a setting nor a profile says
+MAX_BATCHED_TOKENS = 8192  # gpu.max_batched_tokens where nothing says, if token_limit is no more
 HOST_ADMISSIONS = ("always", "profile")
 OUTPUT_ESTIMATES = ("declared", "quantile")
 
@@ -42,6 +43,10 @@ class GpuConfig:
     max_batched_tokens: int | None = None  # hard; None: the larger of token_limit and 8192
     max_batch_size: int = 256  # rows in one round
     tp: int = 1  # ranks, one GPU each
+
+    def hard_limit(self, token_limit: int) -> int:
+        """Tokens of a round that are never exceeded, where the soft limit is that."""
+        return self.max_batched_tokens or max(token_limit, MAX_BATCHED_TOKENS)
 
 
 @dataclass(slots=True, kw_only=True)

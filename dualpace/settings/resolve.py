@@ -68,7 +68,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     config, profile = settled(config, here)
     token_limit, cpu_rows = config.gpu.token_limit, config.cpu.max_batch_size
     assert token_limit is not None and cpu_rows is not None
-    hard_limit = config.gpu.max_batched_tokens or max(token_limit, 8192)
+    hard_limit = config.gpu.hard_limit(token_limit)
     gpu_blocks, host_blocks = pool_blocks(config, hardware, device, spec, dtype)
     return Plan(
         hw=config.hw.name,

@@ -90,7 +90,7 @@ def make_state(config: SimulateConfig, cost: CostModel) -> State:
             gpu_rows=gpu.max_batch_size,
             cpu_rows=config.cpu.max_batch_size or MAX_BATCH_SIZE,
             soft_tokens=soft_tokens,
-            hard_tokens=gpu.max_batched_tokens or max(soft_tokens, 8192),
+            hard_tokens=gpu.hard_limit(soft_tokens),
             cpu_waiting=config.cpu.max_waiting,
         ),
         own + 1,  # scratch

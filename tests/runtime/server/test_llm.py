@@ -14,9 +14,9 @@ from plans import small_plan
 
 from dualpace import LLM, SamplingParams
 from dualpace.errors import ConfigError
-from dualpace.llm import as_overrides, override
 from dualpace.runtime.engine_client import EngineGone, RequestRefused
 from dualpace.settings.compose import load
+from dualpace.settings.overrides import as_overrides, override
 from tests.servers import PATIENCE_S
 
 HERE = Path(__file__).parent
