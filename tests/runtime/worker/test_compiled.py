@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualpace.runtime.types import RowKind
+from tests.runtime.worker.edits_case import BIASED, EVERYTHING
 
 BUCKETS = (1, 4)
 EDGES = (1, 3, 4, 5, 16)  # 1, b - 1, b, b + 1, the most rows of a batch
@@ -29,6 +30,7 @@ def test_no_round_compiles_at_any_bucket_edge(rig, talks, reference):
         here, away = talks(*[2] * rows), talks(*[3] * rows)
         for index, talk in enumerate([*here, *away]):
             talk.id = 100 * rows + index
+        here[0].rules, away[0].rules = BIASED, EVERYTHING
         rig.gpu_step([rig.prefill(t) for t in here])  # 2 tokens a row: edges of the layers too
         rig.gpu_step([rig.prefill(t, RowKind.PREFILL_CPU, transfer_id=t.id) for t in away])
         rig.transfer_done(*(t.id for t in away))
