@@ -54,7 +54,9 @@ def core_map(
     device           of the accelerator workers: "cuda" needs one core a rank for its loop, "cpu"
                      computes and gets half
     node_of          NUMA node of each core; None: all on one node
-    num_cpu_workers  ranks of the CPU engine; with more ranks than nodes, nodes are divided evenly
+    num_cpu_workers  ranks of the CPU engine; with more ranks than nodes, nodes are divided evenly;
+                     the other processes' cores then come from all nodes, for ranks wait for the
+                     smallest
     num_gpu_workers  ranks of the GPU engine
     Fewer than 4 cores: each worker has one of its own as far as they go, engine and server what
     is left or all.
@@ -71,9 +73,11 @@ def core_map(
             rest, rest, tuple(workers[:num_gpu_workers]), tuple(workers[num_gpu_workers:])
         )
     tail = 2 if n >= _MANY else 1
+    num_gpu = num_gpu_workers if device != "cpu" else max(num_gpu_workers, (n - tail) // 2)
+    num_gpu = max(1, min(num_gpu, n - tail - num_cpu_workers))
+    if num_cpu_workers > 1:
+        ordered = _others_last(by_node, num_gpu + tail)
     server, engine, compute = ordered[-1], ordered[-tail], ordered[:-tail]
-    num_gpu = num_gpu_workers if device != "cpu" else max(num_gpu_workers, len(compute) // 2)
-    num_gpu = max(1, min(num_gpu, len(compute) - num_cpu_workers))
     gpu, compute = compute[len(compute) - num_gpu :], compute[: len(compute) - num_gpu]
     return CoreMap(
         (server,),
@@ -81,6 +85,14 @@ def core_map(
         _ranks([gpu], gpu, num_gpu_workers),
         _ranks(by_node, compute, num_cpu_workers),
     )
+
+
+def _others_last(by_node: list[list[int]], count: int) -> list[int]:
+    """All cores by node, but for `count` of them, from whichever node has most left, at the end."""
+    nodes, others = [list(node) for node in by_node], list[int]()
+    for _ in range(count):
+        others.insert(0, max(reversed(nodes), key=len).pop())
+    return [core for node in nodes for core in node] + others
 
 
 def shares(

@@ -49,9 +49,9 @@ def test_each_rank_has_the_cores_of_one_node(host: Hardware) -> None:
     one, two = plan(host, 1), plan(host, 2)
     assert host.cores == tuple(range(24)), "one thread of each core"
     first, second = two.cpu.rank_cores
-    assert first == tuple(range(12)) and second == tuple(range(12, 21))
-    assert two.cpu.threads == 9, "server, engine and the GPU worker have the others"
-    assert one.cpu.rank_cores == (first,)
+    assert first == tuple(range(11)) and second == tuple(range(12, 22))
+    assert two.cpu.threads == 10, "server, engine and the GPU worker have cores of either node"
+    assert one.cpu.rank_cores == (tuple(range(12)),)
 
 
 def test_each_ranks_memory_is_taken_on_its_node(
@@ -86,6 +86,6 @@ def test_each_ranks_memory_is_taken_on_its_node(
 def test_doctor_shows_where_each_rank_is(host: Hardware) -> None:
     ranks = doctor._ranks(plan(host, 2), host)
     assert ranks is not None
-    assert ranks["cpu 0"].startswith("cores 0-11 (node 0), 0.0")
-    assert ranks["cpu 1"].startswith("cores 12-20 (node 1), 0.0")
-    assert ranks["gpu 0"] == "cores 21 (node 1), cuda:0"
+    assert ranks["cpu 0"].startswith("cores 0-10 (node 0), 0.0")
+    assert ranks["cpu 1"].startswith("cores 12-21 (node 1), 0.0")
+    assert ranks["gpu 0"] == "cores 22 (node 1), cuda:0"
