@@ -145,7 +145,8 @@ def dispatch(options: argparse.Namespace) -> dict[str, Any]:
     def table(graph: Callable[..., Any], num_weights: int, costs: dict[int, float]) -> StageTable:
         entries = {b: Entry(graph, [(weight,) * num_weights], True) for b in BUCKETS}
         spare = Entry(graph, [(weight,) * num_weights], False)
-        return StageTable(entries, rule_of_thumb(BUCKETS), Unpadded(spare, costs))
+        unpadded = Unpadded(dict.fromkeys(BUCKETS, spare), costs)
+        return StageTable(entries, rule_of_thumb(BUCKETS), unpadded)
 
     # Costs of a call without padding: so high that it is never made, and a tenth above a bucket's.
     never = dict.fromkeys(BUCKETS, math.inf)

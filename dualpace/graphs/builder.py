@@ -27,9 +27,10 @@ class BuildError(RuntimeError):
 
 def build_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
     """Every graph, then the times where there is a choice, here in this process."""
-    yield from compile_all(job, store)
-    if len(job.candidates) > 1:
-        yield from tune_all(job, store)
+    is_choice = len(job.candidates) > 1
+    yield from compile_all(job, store, wait=not is_choice)
+    if is_choice:
+        yield from tune_all(job, store)  # waits for a graph that is not there yet
     store.write_note(job.done_name(), {"candidates": job.candidates})
 
 

@@ -179,29 +179,43 @@ class _Loader:
         sizes = self._job.sizes[stage]
         times = {size: self._cache.times.get((stage, size)) for size in sizes}
         timed = {size: t for size, t in times.items() if t is not None}
+        costs: dict[str, dict[int, float]]  # by candidate and bucket
         if timed:
             chosen = choose(timed, lambda name: self.backends[name].form)
-            costs = {size: timed[size][name] + PIECE_S for size, name in chosen.items()}
+            costs = {n: {b: t[n] + PIECE_S for b, t in timed.items()} for n in self.backends}
         else:
-            chosen = dict.fromkeys(sizes, self._job.candidates[0])
-            costs = rule_of_thumb(sizes)
+            name = self._job.candidates[0]
+            chosen, costs = dict.fromkeys(sizes, name), {name: rule_of_thumb(sizes)}
         entries = {
             size: self._entry(self.backends[name], stage, size, store)
             for size, name in chosen.items()
         }
-        return StageTable(entries, costs, self._unpadded(stage, timed, chosen))
+        best = {size: costs[name][size] for size, name in chosen.items()}
+        return StageTable(entries, best, self._unpadded(stage, costs, chosen, store))
 
     def _unpadded(
-        self, stage: str, times: Mapping[int, Times], chosen: Mapping[int, str]
+        self,
+        stage: str,
+        costs: Mapping[str, Mapping[int, float]],
+        chosen: Mapping[int, str],
+        store: GraphStore,
     ) -> Unpadded | None:
         """The fastest candidate of any row count over weights that are there anyway."""
         forms = {self.backends[name].form for name in chosen.values()}
-        names = [n for n, b in self.backends.items() if not b.static and b.form in forms]
-        if not times or not names:
+        names = [
+            name
+            for name in costs
+            if self.backends[name].form in forms and not self.backends[name].pads(self._device)
+        ]
+        if not names:
             return None
-        name = min(names, key=lambda n: sum(t[n] / min(t.values()) for t in times.values()))
-        entry = self._entry(self.backends[name], stage, ANY_ROWS, None)
-        return Unpadded(entry, {size: t[name] + PIECE_S for size, t in times.items()})
+
+        def slowness(name: str) -> float:
+            return sum(costs[name][b] / min(c[b] for c in costs.values()) for b in chosen)
+
+        name = min(names, key=slowness)
+        entries = {size: self._entry(self.backends[name], stage, size, store) for size in chosen}
+        return Unpadded(entries, costs[name])
 
     def _entry(self, backend: Backend, stage: str, bucket: int, store: GraphStore | None) -> Entry:
         packer = self._packers.setdefault(backend.form, Packer(backend))
@@ -213,7 +227,7 @@ class _Loader:
             rows = example_rows(stage, self._job.spec, bucket or 1, self._place, self._dtype)
             example = (*rows, *weights[0])
             self._cache.graphs[key] = backend.build(function, example, store)
-        return Entry(self._cache.graphs[key], weights, backend.static, backend.name)
+        return Entry(self._cache.graphs[key], weights, backend.pads(self._device), backend.name)
 
 
 def _build(

@@ -146,10 +146,11 @@ class Examples:
         return tensor if self._fill is None else tensor.fill_(self._fill)
 
 
-def compile_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
+def compile_all(job: Job, store: GraphStore, wait: bool = True) -> Iterator[tuple[str, int]]:
     """Have every graph of the job in the store, and yield each (stage, bucket) that is complete.
 
-    Any number of processes may do so at once: each makes the graphs that no other is making.
+    Any number of processes may do so at once: each makes the graphs that no other is making, and
+    then, without `wait`, is content with those that others are at.
     """
     backends = [b for b in job.backends().values() if b.compiled]
     functions, examples = stage_functions(job.spec), Examples(job)
@@ -164,10 +165,11 @@ def compile_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
         for stage, bucket in pending:
             rows, function = examples.rows(stage, bucket), functions[stage]
             try:
-                # Candidates of a pair, and all heads of a bucket, have kernels in common: whoever
-                # makes one of them has the others.
+                # Candidates of a pair, all heads of a bucket, and buckets that share their code
+                # have kernels in common: whoever makes one of them has the others.
                 part = "head" if stage in HEAD_STAGES else stage
-                with store.alone(f"{part}-{bucket}", wait=False):
+                written_for = {b.code_rows(bucket, job.threads) for b in backends}
+                with store.alone(f"{part}-{max(written_for, default=bucket)}", wait=False):
                     done = [
                         b.ensure(function, (*rows, *weights[stage, b.form]), store)
                         for b in backends
@@ -178,6 +180,9 @@ def compile_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
                 yield stage, bucket
             else:
                 later.append((stage, bucket))
-        if later == pending:
-            time.sleep(0.05)  # all that is left is being made by others
+        if later == pending:  # all that is left is being made by others
+            if not wait:
+                yield from later
+                return
+            time.sleep(0.05)
         pending = later

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dualpace.graphs.backends import Arguments, Stage
 from dualpace.graphs.buckets import covers
@@ -15,16 +15,19 @@ class Entry:
 
     graph: Stage
     weights: list[Arguments]
-    static: bool  # takes its bucket's row count alone; otherwise any up to it
+    pads: bool  # takes its bucket's row count alone; otherwise any up to it
     name: str = ""  # of the backend
 
 
 @dataclass(frozen=True, slots=True)
 class Unpadded:
-    """An executable of any row count beside those of buckets, and what its calls cost by bucket."""
+    """Executables of any row count, the one for each bucket and fewer rows, and what they cost."""
 
-    entry: Entry
-    costs: Mapping[int, float] = field(default_factory=dict)
+    entries: Mapping[int, Entry]
+    costs: Mapping[int, float]
+
+    def entry(self, rows: int) -> Entry:
+        return self.entries[min(bucket for bucket in self.entries if bucket >= rows)]
 
 
 Piece = tuple[int, int, Entry]  # rows of the batch, rows that are computed, and by what
@@ -73,7 +76,7 @@ class StageTable:
             entry = self.entries.get(size)
             if entry is None:
                 assert self._unpadded is not None and rows == size
-                entry = self._unpadded.entry
-            pieces.append((rows, size if entry.static else rows, entry))
+                entry = self._unpadded.entry(rows)
+            pieces.append((rows, size if entry.pads else rows, entry))
             count -= rows
         return tuple(pieces)

@@ -25,7 +25,7 @@ from dualpace.graphs.store import GraphStore
 # Weights that calls go round: more than the caches that a serving round leaves cold anyway.
 _BYTES, _LAYERS = 64 << 20, 8
 _SECONDS = 0.06  # for each candidate, if that allows the fewest repeats
-_REPEATS = (1, 40)
+_REPEATS = (2, 40)  # fewest that count, and most
 # A second copy of a stage's weights, in another layout, must save more than this share of the time.
 TOLERANCE = 0.05
 
@@ -35,20 +35,37 @@ Times = dict[str, float]  # seconds of a call by candidate
 def tune_all(job: Job, store: GraphStore) -> Iterator[tuple[str, int]]:
     """Note the times of every (stage, bucket) that has none, and yield each.
 
-    One process of a machine at a time: the others would disturb it, and pack weights of their own.
+    Processes of one thread share the stages, as they share the machine when they serve. Those of
+    several threads would have the same cores: one of them at a time.
     """
     backends = job.backends()
-    with store.alone("tuning"):
-        for stage in job.stages:
-            bench: _Bench | None = None
-            for bucket in job.sizes[stage]:
-                name = job.note_name(stage, bucket)
-                if store.note(name) is None:
-                    bench = bench or _Bench(job, stage, backends)
-                    times = bench.times(bucket, store)
-                    note = {"model": job.label(), "stage": stage, "bucket": bucket}
-                    store.write_note(name, {**note, "seconds": times})
-                yield stage, bucket
+    pending = list(job.stages)
+    while pending:
+        later = []
+        for stage in pending:
+            section = f"tuning-{stage}" if job.threads == 1 else "tuning"
+            try:
+                with store.alone(section, wait=False):
+                    yield from _tune(job, stage, backends, store)
+            except BlockingIOError:
+                later.append(stage)
+        if later == pending:
+            time.sleep(0.05)
+        pending = later
+
+
+def _tune(
+    job: Job, stage: str, backends: Mapping[str, Backend], store: GraphStore
+) -> Iterator[tuple[str, int]]:
+    bench: _Bench | None = None
+    for bucket in job.sizes[stage]:
+        name = job.note_name(stage, bucket)
+        if store.note(name) is None:
+            bench = bench or _Bench(job, stage, backends)
+            times = bench.times(bucket, store)
+            note = {"model": job.label(), "stage": stage, "bucket": bucket}
+            store.write_note(name, {**note, "seconds": times})
+        yield stage, bucket
 
 
 def times_of(job: Job, store: GraphStore) -> dict[tuple[str, int], Times] | None:
@@ -112,13 +129,16 @@ class _Bench:
         samples: dict[str, list[float]] = {name: [] for name in calls}
         least, most = _REPEATS
         started = time.perf_counter()
-        for repeat in range(-1, most):  # the first is not counted
+        for repeat in range(most):
             for name, (call, weights) in calls.items():
                 before = self._clock()
                 call(*rows, *weights[repeat % len(weights)])
-                if repeat >= 0:
-                    samples[name].append(self._clock() - before)
-            if repeat >= least and time.perf_counter() - started > _SECONDS * len(calls):
+                samples[name].append(self._clock() - before)
+            if repeat == 0 and min(s[0] for s in samples.values()) < _SECONDS / 2:
+                samples = {name: [] for name in calls}  # what only a first call does shows there
+                continue
+            spent = time.perf_counter() - started
+            if len(samples[name]) >= least and spent > _SECONDS * len(calls):
                 break
         found = {name: sorted(s)[len(s) // 4] for name, s in samples.items()}
         return {name: found[twin] for name, twin in twins.items()}

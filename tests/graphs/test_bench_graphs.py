@@ -23,14 +23,15 @@ def test_the_compile_part_is_read_from_a_time_line() -> None:
 
 
 def test_overhead_is_padding_pieces_and_calls() -> None:
-    compiled, exact = (Entry(lambda *_: None, [], static, n) for static, n in ((1, "c"), (0, "e")))
+    padded, exact = (Entry(lambda *_: None, [], pads, n) for pads, n in ((True, "c"), (False, "e")))
     times = {("mlp", 1): {"c": 1.0, "e": 2.0}, ("mlp", 3): {"c": 3.0, "e": 4.0}}
     costs = {1: 1.0, 3: 2.9}
-    padded = StageTable({1: compiled, 3: compiled}, costs)
+    cut = StageTable({1: padded, 3: padded}, costs)
     # 2 rows: 2 at best; as 1 + 1 here, and in two calls.
     shares = [PIECE_S, 2 * PIECE_S / 2, PIECE_S / 3]
-    assert overheads({"mlp": padded}, times)["mlp"] == pytest.approx(sum(shares) / 3)
-    whole = StageTable({3: compiled}, {3: 3.0}, Unpadded(exact, {1: 2.0, 3: 4.0}))
+    assert overheads({"mlp": cut}, times)["mlp"] == pytest.approx(sum(shares) / 3)
+    unpadded = Unpadded({1: exact, 3: exact}, {1: 2.0, 3: 4.0})
+    whole = StageTable({3: padded}, {3: 3.0}, unpadded)
     # 1 row for 2 instead of 1 and 2 rows for 3 instead of 2, both as they are.
     shares = [1 + PIECE_S, (1 + PIECE_S) / 2, PIECE_S / 3]
     assert overheads({"mlp": whole}, times)["mlp"] == pytest.approx(sum(shares) / 3)

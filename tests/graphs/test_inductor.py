@@ -19,6 +19,7 @@ from dualpace.graphs.backends import backend_of
 from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.compiles import num_compiles
 from dualpace.graphs.executor import Stages
+from dualpace.graphs.job import Job, compile_all
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.shapes import SHAPES
 from dualpace.graphs.source import Source
@@ -83,6 +84,36 @@ def test_logits_equal_eager_ones_at_every_bucket_edge(compiled: tuple[GraphCache
         logits = run_logits(stages, SPEC.num_layers, ids)
         torch.testing.assert_close(logits, eager_logits(ids), atol=1e-5, rtol=1e-5)
     assert stages.compiles_after_ready == 0
+
+
+def test_a_batch_between_two_buckets_is_computed_as_it_is(
+    compiled: tuple[GraphCache, Stages], folder: Path
+) -> None:
+    table = compiled[1].tables()["post_attention"]
+    assert [compiled[1].bucket(rows) for rows in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    assert [(rows, computed) for rows, computed, _ in table.pieces(6)] == [(4, 4), (2, 2)]
+    store = GraphStore(folder, environment_key())
+    graphs = list(store.folder.glob("post_attention-*.graph"))
+    assert len(graphs) == (1 if torch.get_num_threads() == 1 else 2)
+
+
+def test_a_stage_that_depends_on_the_row_count_is_refused() -> None:
+    from dualpace.graphs.backends.lowering import compile_for_any_rows
+
+    def short_only(x_TH: Tensor) -> Tensor:
+        return x_TH * 2 if x_TH.shape[0] < 9 else x_TH
+
+    with pytest.raises(RuntimeError, match="short_only is not for any row count"):
+        compile_for_any_rows(short_only, (torch.zeros(4, 8),), 1)
+
+
+def test_who_shares_the_work_does_not_wait_for_what_others_make(tmp_path: Path) -> None:
+    job = Job(SPEC, "float32", 64, torch.get_num_threads(), ("inductor-packed",), {"logits": (4,)})
+    store = GraphStore(tmp_path, environment_key())
+    (backend,) = job.backends().values()
+    with store.alone(f"head-{backend.code_rows(4, job.threads)}"):
+        assert list(compile_all(job, store, wait=False)) == [("logits", 4)]
+    assert not list(store.folder.glob("*.graph"))
 
 
 def test_one_executable_serves_all_layers(compiled: tuple[GraphCache, Stages]) -> None:
@@ -214,7 +245,7 @@ def test_a_tiered_start_serves_at_once_and_takes_over(
 
 def test_a_damaged_graph_is_made_anew(compiled: tuple[GraphCache, Stages], folder: Path) -> None:
     store = GraphStore(folder, environment_key())
-    for path in store.folder.glob("post_attention-1-*.graph"):
+    for path in store.folder.glob("post_attention-*.graph"):
         path.write_bytes(path.read_bytes()[:100])
     _, stages = build("inductor-packed", folder)
     torch.testing.assert_close(

@@ -33,6 +33,12 @@ class Recording:
     def check(self, dtype: str) -> None:
         pass
 
+    def pads(self, device: str) -> bool:
+        return True
+
+    def code_rows(self, bucket: int, threads: int) -> int:
+        return bucket
+
     def ensure(self, stage: Any, example: tuple[Any, ...], store: Any) -> bool:
         return True
 

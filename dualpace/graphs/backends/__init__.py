@@ -48,7 +48,7 @@ class Backend(Protocol):
     """
 
     name: str
-    static: bool  # its executables take only the row count that they were built for
+    static: bool  # builds an executable for each bucket, not one for all row counts
     compiled: bool  # building takes a compiler, so it is done ahead and kept on disk
     form: str
 
@@ -65,6 +65,12 @@ class Backend(Protocol):
 
     def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         """An executable for arguments of the shapes and dtypes of `example`, kept in `store`."""
+
+    def pads(self, device: str) -> bool:
+        """Whether an executable takes its bucket's row count alone: fewer rows are padded to it."""
+
+    def code_rows(self, bucket: int, threads: int) -> int:
+        """The row count that `bucket`'s code is written for: buckets of one share their code."""
 
     def ensure(self, stage: Stage, example: Arguments, store: GraphStore) -> bool:
         """Have the graph of `build` in `store`, which runs nothing: whether it is there now.

@@ -32,6 +32,12 @@ class Eager:
     def build(self, stage: Stage, example: Arguments, store: GraphStore | None = None) -> Stage:
         return stage
 
+    def pads(self, device: str) -> bool:
+        return False
+
+    def code_rows(self, bucket: int, threads: int) -> int:
+        return bucket
+
     def ensure(self, stage: Stage, example: Arguments, store: GraphStore) -> bool:
         return True
 
