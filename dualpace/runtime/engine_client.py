@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from dualpace.runtime import messages
-from dualpace.runtime.engine.link import Link
+from dualpace.runtime.connection import Connection
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import start_process
 from dualpace.runtime.sampling_params import SamplingParams
@@ -63,7 +63,7 @@ class EngineClient:
             self.start_s
         )  # when the last tokens came, or work arrived at an idle engine
         self._sock = sock
-        self._link: Link | None = None
+        self._engine: Connection | None = None
         self._streams: dict[int, TokenStream] = {}
         self._next_id = 0
         self._submissions: list[Submission] = []
@@ -84,8 +84,8 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._gone: asyncio.Future[str] = loop.create_future()
-        self._link = await Link.open(self._sock, self._on_message, self._on_close)
-        self._link.send(messages.Hello(self.plan.to_json()))
+        self._engine = await Connection.open(self._sock, self._on_message, self._on_close)
+        self._engine.send(messages.Hello(self.plan.to_json()))
 
     # ---- state
 
@@ -122,7 +122,7 @@ class EngineClient:
         assert params.seed is not None
         self._next_id += 1
         stream = TokenStream(self._next_id, self.cancel)
-        if self._link is None or self._gone.done() or self._closing:
+        if self._engine is None or self._gone.done() or self._closing:
             stream.fail(EngineGone("the engine is not running"))
             return stream
         now = time.monotonic()
@@ -149,11 +149,11 @@ class EngineClient:
 
     async def stats(self, timeout_s: float) -> dict[str, Any]:
         """The engine's snapshot of queues, pools and counters. Raises TimeoutError, EngineGone."""
-        if self._link is None or self._gone.done():
+        if self._engine is None or self._gone.done():
             raise EngineGone("the engine is not running")
         waiter: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if not self._stats_waiters:  # one question serves all who ask meanwhile
-            self._link.send(messages.AskStats())
+            self._engine.send(messages.AskStats())
         self._stats_waiters.append(waiter)
         try:
             return await asyncio.wait_for(waiter, timeout_s)
@@ -166,11 +166,11 @@ class EngineClient:
     async def close(self, drain_s: float = 0.0) -> int:
         """Ends the engine, letting requests finish for `drain_s`; returns its exit status."""
         self._closing = True
-        link = self._link
-        if link is not None:
-            link.send(messages.Shutdown(drain_s))
+        engine = self._engine
+        if engine is not None:
+            engine.send(messages.Shutdown(drain_s))
             await asyncio.wait({self._gone}, timeout=drain_s + _EXIT_S)
-            link.close()
+            engine.close()
         else:
             self._sock.close()
         status = await self._exit_status(_EXIT_S)
@@ -194,14 +194,14 @@ class EngineClient:
     def _flush(self) -> None:
         """Cancels go after submissions: one given up at once is known by then."""
         self._flush_due = False
-        if self._link is None:
+        if self._engine is None:
             return
         if self._submissions:
             batch, self._submissions = self._submissions, []
-            self._link.send(encode(batch))
+            self._engine.send(encode(batch))
         if self._cancels:
             ids, self._cancels = self._cancels, []
-            self._link.send(messages.Cancel(np.array(ids, np.int64)))
+            self._engine.send(messages.Cancel(np.array(ids, np.int64)))
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -252,7 +252,7 @@ class EngineClient:
             stream.put(token_id, engine, finished)
 
     def _on_close(self) -> None:
-        self._link = None
+        self._engine = None
         self._reaper = asyncio.ensure_future(self._reap())
 
     async def _exit_status(self, timeout_s: float) -> int | None:

@@ -8,8 +8,8 @@ import socket
 import sys
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.connection import Connection
 from dualpace.runtime.engine.engine import LLMEngine
-from dualpace.runtime.engine.link import Link
 from dualpace.runtime.messages import Failed, Hello
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import become_child, receive, send
@@ -17,14 +17,14 @@ from dualpace.runtime.process import become_child, receive, send
 
 async def serve(plan: Plan, sock: socket.socket) -> int:
     """Runs an engine for the owner at the other end of `sock`; returns the exit status."""
-    link: Link
+    owner: Connection
 
-    engine = LLMEngine(plan, lambda message: link.send(message))
-    link = await Link.open(sock, engine.on_message, engine.end)
+    engine = LLMEngine(plan, lambda message: owner.send(message))
+    owner = await Connection.open(sock, engine.on_message, engine.end)
     try:
         return await engine.run()
     finally:
-        link.close()
+        owner.close()
         await asyncio.sleep(0)  # lets the transport flush and close
 
 

@@ -24,7 +24,7 @@ from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
 from dualpace.runtime.engine.conversations import Conversation, open_conversation
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.engine.pair import WorkerPair
-from dualpace.runtime.engine.settings import make_predictor, make_state
+from dualpace.runtime.engine.scheduler import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route, route
@@ -112,6 +112,8 @@ class LLMEngine:
     def _loop_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception():
             log.error("%s failed", task.get_name(), exc_info=task.exception())
+            for record in self._round_log.last:
+                log.error("a round before: %s", json.dumps(record))
             self._fail(f"{task.get_name()} failed: {task.exception()!r}")
 
     async def _shut_down(self, drain_s: float) -> None:

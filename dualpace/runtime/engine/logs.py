@@ -1,4 +1,4 @@
-"""Where rounds and requests are written down: a ring in memory, and files if they are named."""
+"""Where rounds and requests are written down: files if they are named, and the last rounds here."""
 
 import json
 from collections import deque
@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from dualpace.errors import ConfigError
 
-_RING_ROUNDS = 4096
+_KEPT_ROUNDS = 8
 
 
 def _open(key: str, path: str) -> TextIO:
@@ -21,11 +21,11 @@ class RoundLog:
     """One record a round, in the order of their application; JSON lines when a file is named."""
 
     def __init__(self, path: str | None) -> None:
-        self.ring: deque[dict[str, Any]] = deque(maxlen=_RING_ROUNDS)
+        self.last: deque[dict[str, Any]] = deque(maxlen=_KEPT_ROUNDS)  # for when a loop fails
         self._file = _open("runtime.round_log", path) if path else None
 
     def write(self, record: dict[str, Any]) -> None:
-        self.ring.append(record)
+        self.last.append(record)
         if self._file:
             self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 

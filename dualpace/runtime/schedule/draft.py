@@ -30,7 +30,7 @@ class Departures:
     """Where a policy departs from Appendix A; by default nowhere."""
 
     chunk_prompts: bool = False  # prompts for HBM are cut at the soft token limit
-    host: HostAdmission | None = None  # who the host takes; None: whoever fits
+    host_admission: HostAdmission | None = None  # None: the host takes whoever fits
 
 
 PAPER = Departures()

@@ -43,7 +43,7 @@ def select_victims(draft: Draft, short: int) -> int:
 
     Beyond the appendix: whom the host should not take is dropped, to be recomputed.
     """
-    host = draft.departures.host
+    host = draft.departures.host_admission
     for request in reversed(list(draft.queue)):
         if short <= 0:
             break

@@ -101,7 +101,7 @@ def prefill_to_cpu(draft: Draft, request: Request) -> bool:
     """Admits a prompt to the host through staging if the decode-admission limit and Equation 2
     allow it.
     """
-    view, limits, host = draft.view, draft.view.limits, draft.departures.host
+    view, limits, host = draft.view, draft.view.limits, draft.departures.host_admission
     length, estimate = request.prefill_len, draft.view.estimated_output(request)
     blocks, peak = blocks_for(length), finish_peak(request, estimate)
     is_first_on_host = not (view.cpu_running or view.cpu_waiting or draft.round.prefill_cpu)

@@ -9,7 +9,7 @@ import yaml
 
 from dualpace import doctor
 from dualpace.errors import ConfigError
-from dualpace.runtime.engine.settings import make_state
+from dualpace.runtime.engine.scheduler import make_state
 from dualpace.runtime.plan import Plan
 from dualpace.settings.compose import conf_dir, load
 from dualpace.settings.machine import differences, minor_version

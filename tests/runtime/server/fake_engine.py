@@ -19,7 +19,7 @@ import numpy as np
 from byte_tokenizer import EOS
 
 from dualpace.runtime import messages
-from dualpace.runtime.engine.link import Link
+from dualpace.runtime.connection import Connection
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import become_child, receive
 from dualpace.runtime.wire import Message
@@ -65,7 +65,7 @@ class FakeEngine:
         self.cpu_worker = {"ready": True, "phase": "ready", "restarts": 0, "pids": []}
         self.wake = asyncio.Event()
         self.ended = asyncio.Event()
-        self.link: Link
+        self.link: Connection
 
     def on_message(self, message: Message) -> None:
         match message:
@@ -167,7 +167,7 @@ async def until_there(file: str) -> None:
 
 async def serve(plan: Plan, sock: socket.socket) -> int:
     engine = FakeEngine(plan)
-    engine.link = await Link.open(sock, engine.on_message, engine.ended.set)
+    engine.link = await Connection.open(sock, engine.on_message, engine.ended.set)
     script = plan.model.source.partition(":")[2]
     engine.link.send(messages.Phase("loading nothing"))
     if script.startswith("/"):

@@ -10,7 +10,7 @@ import pytest
 from plans import small_plan
 
 from dualpace.runtime import messages
-from dualpace.runtime.engine.link import Link
+from dualpace.runtime.connection import Connection
 from dualpace.runtime.engine_client import EngineClient, EngineGone
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.wire import Message
@@ -37,7 +37,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.received: list[Message] = []
-        self.link: Link
+        self.link: Connection
 
     def send_tokens(self, *rows: tuple[int, int, int, int]) -> None:
         ids, tokens, engines, finished = (np.array(column) for column in zip(*rows, strict=True))
@@ -54,7 +54,7 @@ async def until(holds: Callable[[], object]) -> None:
 async def connected() -> AsyncIterator[tuple[EngineClient, Peer]]:
     ours, theirs = socket.socketpair()
     peer = Peer()
-    peer.link = await Link.open(theirs, peer.received.append, lambda: None)
+    peer.link = await Connection.open(theirs, peer.received.append, lambda: None)
     client = EngineClient(small_plan(), EndedProcess(), ours)
     await client.connect()
     await until(lambda: peer.received)

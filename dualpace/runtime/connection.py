@@ -1,4 +1,6 @@
-"""The engine's end of the socket to its owner (server or `LLM`): messages both ways, in order."""
+"""Either end of the socket between the engine and its owner (server or `LLM`): messages both ways,
+in order.
+"""
 
 import asyncio
 import socket
@@ -8,8 +10,8 @@ from dualpace.runtime.process import FrameReader, frame
 from dualpace.runtime.wire import Message
 
 
-class Link(asyncio.Protocol):
-    """`on_message` gets each message, `on_close` is called once when the owner is gone."""
+class Connection(asyncio.Protocol):
+    """`on_message` gets each message, `on_close` is called once when the other end is gone."""
 
     def __init__(self, on_message: Callable[[Message], None], on_close: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -23,14 +25,14 @@ class Link(asyncio.Protocol):
         sock: socket.socket,
         on_message: Callable[[Message], None],
         on_close: Callable[[], None],
-    ) -> "Link":
+    ) -> "Connection":
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_connection(lambda: cls(on_message, on_close), sock=sock)
-        return link
+        _, connection = await loop.create_connection(lambda: cls(on_message, on_close), sock=sock)
+        return connection
 
     def send(self, message: Message) -> None:
-        """Queues `message`; the transport writes it as the owner reads."""
+        """Queues `message`; the transport writes it as the other end reads."""
         if self._transport is not None:
             self._transport.write(frame(message))
 
