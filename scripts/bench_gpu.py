@@ -18,6 +18,7 @@ import torch
 
 from dualpace.graphs.gpu.bench import checks, copies, decode, prefill
 from dualpace.graphs.gpu.bench.setting import CUDA, Bench
+from dualpace.options import key_values
 
 SECTIONS = {
     function.__name__: function
@@ -37,7 +38,13 @@ SECTIONS = {
 
 @torch.inference_mode()
 def main() -> None:
-    options = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    options = key_values(sys.argv[1:], __doc__)
+    if not torch.cuda.is_available():
+        sys.exit("bench_gpu.py needs a GPU that torch can use, and none is here.")
+    if unknown := set(options.get("sections", "").split(",")) - {"", *SECTIONS}:
+        sys.exit(
+            f"sections={','.join(sorted(unknown))} is unknown: choose of {', '.join(SECTIONS)}."
+        )
     began = time.perf_counter()
     bench = Bench(options)
     bench.note("device", torch.cuda.get_device_name(CUDA))

@@ -24,4 +24,4 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[2:]))
     from dualpace.graphs.bench_ranks import main as other_parts
 
-    sys.exit(other_parts(sys.argv[1:]))
+    sys.exit(other_parts(sys.argv[1:], __doc__))

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
+from dualpace.options import key_values
+
 _GPU_RANK = "from dualpace.graphs.bench_ranks import gpu_rank; gpu_rank()"
 
 
-def main(arguments: list[str]) -> int:
-    options = dict(argument.split("=", 1) for argument in arguments)
+def main(arguments: list[str], text: str = __doc__) -> int:
+    """`text` is what `--help` prints."""
+    options = key_values(arguments, text)
     device = options.get("device", "cuda" if torch.cuda.is_available() else "cpu")
     size = int(options.get("ranks", 2))
     if device == "cuda" and torch.cuda.device_count() < size:

@@ -41,7 +41,10 @@ def _groups(_root_: DictConfig) -> str:
         files = {file.stem for folder in folders for file in (folder / group).glob("*.yaml")}
         prefix = "+" if group in more else ""
         lines.append(_wrapped(f"{prefix}{group}: ", ", ".join(sorted(files))))
-    return "\n".join(lines)
+    if not lines:
+        return ""
+    head = "\n== Groups (group=choice, those with a + as +group=choice) =="
+    return "\n".join([head, *lines, ""])
 
 
 def _keys(_root_: DictConfig) -> str:

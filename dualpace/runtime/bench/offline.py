@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from dualpace.errors import ConfigError
+from dualpace.options import key_values
 from dualpace.runtime.bench.config import AzureWorkloadConfig
 from dualpace.runtime.bench.metrics import RequestRecord, summarize, window_rates
 from dualpace.runtime.bench.workload import RequestSpec, load_workload
@@ -40,7 +41,7 @@ _PRESSED_BLOCKS = 4096  # pools up to here are compared with vLLM's of 2,560 blo
 
 
 def main() -> None:
-    options = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    options = key_values(sys.argv[1:], __doc__ or "")
     own = {key: options.pop(key) for key in _OWN_KEYS if key in options}
     try:
         result = run(own, [f"{key}={value}" for key, value in options.items()])
@@ -54,6 +55,8 @@ def main() -> None:
 
 def run(own: dict[str, str], overrides: Sequence[str]) -> dict[str, Any]:
     """One run; prints what people want to know of it."""
+    if "trace" not in own:
+        raise ConfigError("trace=FILE is needed: the CSV file of an Azure trace.")
     workload = AzureWorkloadConfig(
         name="azure", path=own["trace"], num_requests=int(own.get("requests", 2000))
     )

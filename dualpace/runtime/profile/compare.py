@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from dualpace.errors import ConfigError
+from dualpace.options import key_values
 from dualpace.runtime.profile.fit import score_table
 from dualpace.runtime.routing import Route, route
 from dualpace.settings.compose import load
@@ -49,10 +50,7 @@ class Row:
 
 
 def main() -> None:
-    try:
-        options = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    except ValueError:
-        sys.exit("bench_settings.py takes key=value alone: trace=FILE is needed.")
+    options = key_values(sys.argv[1:], __doc__ or "")
     try:
         result = run(options)
     except ConfigError as error:
