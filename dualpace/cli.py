@@ -6,7 +6,9 @@ Heavy imports (torch, fastapi) wait inside the functions, so `--help` and `--cfg
 import functools
 import logging
 import os
+import select
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -40,7 +42,30 @@ register()
 
 def command(name: str, body: Callable[[Any], None]) -> None:
     """Runs `body(config)` with the settings of conf/NAME.yaml and the command line. What a person
-    can mend leaves as one sentence and exit status 1, Ctrl-C as one log line."""
+    can mend leaves as one sentence and exit status 1, Ctrl-C as one log line; a reader of stdout
+    that has enough, as `head`, as nothing."""
+    try:
+        try:
+            _command(name, body)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():  # another pipe
+            raise
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def _reader_is_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads; if so, what is left in it is dropped."""
+    state = select.poll()
+    state.register(sys.stdout.fileno(), select.POLLOUT)
+    gone = any(event & select.POLLERR for _, event in state.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
+
+
+def _command(name: str, body: Callable[[Any], None]) -> None:
 
     composing = True
 

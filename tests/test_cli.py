@@ -34,6 +34,21 @@ def test_help_names_the_tool_its_groups_and_defaults(tmp_path: Path) -> None:
     assert "_schema" not in out and "workload" not in out  # nothing of its insides or other tools
 
 
+@pytest.mark.parametrize("arguments", [["serve", "--help"], ["serve", "--cfg", "job"]])
+def test_a_reader_that_has_enough_is_no_fault(arguments: list[str], tmp_path: Path) -> None:
+    """As `| head -1` is, for which the pipe's other end is closed at once here."""
+    script, *words = arguments
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open(writer) as stdout:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=stdout, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 def test_the_version_is_ours(tmp_path: Path) -> None:
     assert run("serve", "--version", cwd=tmp_path).stdout.startswith("DualPace ")
 
