@@ -101,13 +101,16 @@ def plan_of(config: ProfileHwConfig, size: int, hardware: Hardware) -> Plan:
 
 
 def summary(turns: Mapping[int, Sequence[Turn]]) -> dict[str, Any]:
-    """Of one batch, by number of ranks: median ms of the slowest rank, its gain over one rank, and
-    the share of the time in sums: of the mean rank, and of the one that waits least."""
-    ms = {size: 1e3 * median(max(turn.seconds) for turn in of) for size, of in turns.items()}
+    """Of one batch, by number of ranks: median and best ms of the slowest rank, the median's gain
+    over one rank, and the share of the time in sums: of the mean rank, and of the one that waits
+    least."""
+    slowest = {size: [1e3 * max(turn.seconds) for turn in of] for size, of in turns.items()}
+    ms = {size: median(of) for size, of in slowest.items()}
     several = max(turns)
     spent = [(fmean(turn.sums), min(turn.sums), max(turn.seconds)) for turn in turns[several]]
     return {
         "ms": {str(size): round(value, 3) for size, value in ms.items()},
+        "best_ms": {str(size): round(min(of), 3) for size, of in slowest.items()},
         "gain": round(ms[1] / ms[several], 3),
         "sums_share": round(median(mean / whole for mean, _, whole in spent), 4),
         "sums_least_share": round(median(least / whole for _, least, whole in spent), 4),

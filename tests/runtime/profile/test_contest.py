@@ -13,6 +13,7 @@ def test_the_slowest_rank_counts_and_sums_are_a_share_of_its_time() -> None:
     }
     found = summary(turns)
     assert found["ms"] == {"1": 30.0, "2": 20.0} and found["gain"] == 1.5
+    assert found["best_ms"] == {"1": 20.0, "2": 20.0}
     assert found["sums_share"] == pytest.approx(0.2)
     assert found["sums_least_share"] == pytest.approx(0.1)
 
