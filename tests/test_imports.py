@@ -47,7 +47,16 @@ def test_deciding_code_imports_no_tensor_library() -> None:
     assert offenders(LIGHT, "torch", "numba", "triton", "dualpace.graphs", "dualpace.cpu") == []
 
 
-@pytest.mark.parametrize("module", ["dualpace.cli", "dualpace.settings.resolve"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "dualpace.cli",
+        "dualpace.settings.resolve",
+        "dualpace.runtime.engine.__main__",
+        # A worker sets its thread counts, then imports what counts threads when it is loaded.
+        "dualpace.runtime.worker.main",
+    ],
+)
 def test_light_modules_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'numba') if m in sys.modules])"
     done = subprocess.run(

@@ -20,9 +20,8 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.worker.activations import sampling_rows
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.kv_pools import HostPool
+from dualpace.runtime.worker.progress import Times
 from dualpace.runtime.worker.rows import DecodeArrays, SamplingArrays
-
-Times = dict[str, list[tuple[int, float]]]
 
 _ROWS = (1, 8, 32, 128)
 _KV_TOKENS = (16, 256, 4096)

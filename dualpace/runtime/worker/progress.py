@@ -1,11 +1,15 @@
-"""What a worker says while it is built: the phase it is in, and how long each took."""
+"""What a worker says while it is built: the phase it is in, and how long each took.
+
+Imports no torch: a worker's thread counts hold only for libraries that are loaded after them.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from dualpace.runtime.worker.layer_times import Times
+# By part of a layer: (rows or tokens, seconds).
+Times = dict[str, list[tuple[int, float]]]
 
 SECONDS_BETWEEN_REPORTS = 2.0
 

@@ -17,7 +17,7 @@ from dualpace.graphs.gpu.capture import Capturer
 from dualpace.graphs.gpu.forward import Rows
 from dualpace.runtime.worker.cuda.lockstep import HostLink, Lane
 from dualpace.runtime.worker.cuda.model import DeviceModel
-from dualpace.runtime.worker.layer_times import Times
+from dualpace.runtime.worker.progress import Times
 
 _LARGE = (512, 1024, 2048, 4096, 8192)  # rows beyond the buckets
 _KV_TOKENS = (1024, 8192, 32768, 131072)
