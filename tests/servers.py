@@ -1,4 +1,4 @@
-"""What tests that start a server share: a port that stays theirs, and patience."""
+"""What tests that start processes share: patience, and a port that stays theirs."""
 
 import socket
 

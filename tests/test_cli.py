@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -18,7 +20,7 @@ def run(
     command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == expect, done.stderr
     assert "Traceback" not in done.stderr
@@ -155,7 +157,7 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "serving random-tiny\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert errors.splitlines()[-1].endswith("interrupted")
     assert "Traceback" not in errors

@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from dualpace.settings.compose import conf_dir, register
 from dualpace.settings.reference import document
+from tests.servers import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -79,7 +80,7 @@ def test_the_readmes_commands_that_are_quick_run(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
     assert (tmp_path / "runs" / "figures" / "figure9.png").is_file()

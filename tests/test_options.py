@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dualpace.options import key_values
+from tests.servers import PATIENCE_S
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
@@ -33,6 +34,6 @@ def test_help_is_the_callers_own(flag: str, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("script", ["bench_engine", "bench_settings"])
 def test_a_load_without_its_trace_asks_for_it(script: str) -> None:
     command = [sys.executable, str(SCRIPTS / f"{script}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.startswith("trace=FILE is") and done.stderr.count("\n") == 1

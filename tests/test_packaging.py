@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -18,7 +20,9 @@ def test_a_wheel_carries_conf_and_serves_from_any_folder(tmp_path: Path) -> None
     for name in ("pyproject.toml", "setup.py", "README.md", "dualpace", "conf"):
         (source / name).symlink_to(ROOT / name)
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", *build, str(source)], check=True, timeout=100
+        [sys.executable, "-m", "pip", "wheel", "-q", *build, str(source)],
+        check=True,
+        timeout=PATIENCE_S,
     )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

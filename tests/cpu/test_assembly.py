@@ -12,6 +12,7 @@ from llvmlite import ir
 
 from dualpace.cpu.block_ir import BlockShape, block_function
 from dualpace.cpu.tile_block_ir import tile_block_function
+from tests.servers import PATIENCE_S
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,4 +125,4 @@ def test_whole_kernels_compile_for_a_cpu_with(cpu: str, tiles: list[str], code: 
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, **target, "NUMBA_CACHE_DIR": cache}
         command = [sys.executable, "-c", _IMPORTS + code]
-        subprocess.run(command, env=environment, check=True, timeout=110)
+        subprocess.run(command, env=environment, check=True, timeout=PATIENCE_S)

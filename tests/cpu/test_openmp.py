@@ -6,6 +6,7 @@ import threading
 
 from dualpace.cpu.openmp import runtimes, torch_runtime
 from tests.cpu.threads import each_thread
+from tests.servers import PATIENCE_S
 
 
 def test_runtimes_are_read_from_the_map() -> None:
@@ -48,4 +49,4 @@ torch.randn(512, 512) @ torch.randn(512, 512)
 torch.randn(1 << 20).sum()
 assert len(os.listdir("/proc/self/task")) == before
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

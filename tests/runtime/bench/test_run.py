@@ -20,6 +20,7 @@ from dualpace.runtime.bench.start import server_settings, split_cores
 from dualpace.settings.compose import load
 from dualpace.settings.schema import BenchConfig
 from tests.runtime.bench.fake_openai import Behaviour, FakeOpenAI, serving
+from tests.servers import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 FAKE = Path(__file__).with_name("fake_openai.py")
@@ -273,7 +274,7 @@ def test_a_sweep_measures_every_policy_and_draws(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     lines: list[Any] = done.stdout.strip().splitlines()

@@ -22,6 +22,7 @@ from dualpace.settings.compose import conf_dir, load
 from dualpace.settings.hardware import probe
 from dualpace.settings.resolve import resolve
 from dualpace.settings.schema import ProfileHwConfig
+from tests.servers import PATIENCE_S
 from tests.tiny_settings import settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -104,7 +105,11 @@ def test_a_step_beside_assists_is_set_beside_one_without(finished: tuple[Path, S
     )
 
 
-def test_a_rerun_measures_only_what_is_missing(finished: tuple[Path, Sweep]) -> None:
+def test_a_rerun_measures_only_what_a_child_that_died_has_left(
+    finished: tuple[Path, Sweep],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     folder, sweep = finished
     kept = point_file(sweep.folder, Point("route", 1))
     lost = point_file(sweep.folder, Point("decode", 1))
@@ -112,6 +117,12 @@ def test_a_rerun_measures_only_what_is_missing(finished: tuple[Path, Sweep]) -> 
     lost.unlink()
     with pytest.raises(ConfigError, match="1 points are not measured yet \\(decode-1\\)"):
         finish(sweep)
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patch:
+        patch.setattr("dualpace.runtime.profile.sweep.CHILD", "dualpace.no_such_module")
+        failed = Sweep(config(folder)).measure()
+    assert failed.keys() == {"decode-1"} and "no_such_module" in failed["decode-1"]
+    assert f"measuring 1 points, results and logs in {folder}" in caplog.text
     assert Sweep(config(folder)).measure() == {}
     assert lost.is_file() and kept.stat().st_mtime_ns == before
 
@@ -143,19 +154,6 @@ def test_one_point_that_fails_leaves_the_others_and_its_reason(
     assert run(order, Plan.from_json(order.plan)) == 1  # 99 rows do not fit this pool
     assert [point_file(sweep.folder, p).is_file() for p in points] == [True, False, True]
     assert "decode-99: AssertionError" in capfd.readouterr().err
-
-
-def test_a_child_that_dies_is_reported_and_can_be_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    made = config(tmp_path, point="decode-1")
-    monkeypatch.setattr("dualpace.runtime.profile.sweep.CHILD", "dualpace.no_such_module")
-    failed = Sweep(made).measure()
-    assert failed.keys() == {"decode-1"} and "no_such_module" in failed["decode-1"]
-    assert f"measuring 1 points, results and logs in {tmp_path}" in caplog.text
-    monkeypatch.undo()
-    assert Sweep(made).measure() == {}
 
 
 def test_a_child_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
@@ -218,7 +216,7 @@ def test_a_multirun_measures_a_point_a_job(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     files = sorted(file.name for file in (tmp_path / "here_tiny").glob("*.json"))

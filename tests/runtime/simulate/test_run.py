@@ -16,6 +16,7 @@ from dualpace.runtime.simulate.run import simulate
 from dualpace.settings.check import check
 from dualpace.settings.compose import conf_dir, load, register
 from dualpace.settings.schema import SimulateConfig
+from tests.servers import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("dualpace", "neo", "gpu_only")
@@ -127,7 +128,7 @@ def run_script(name: str, *overrides: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, ROOT / "scripts" / name, *overrides],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
 
