@@ -1,7 +1,11 @@
 """Refuses settings that could never work on any machine; what depends on the machine is refused by
 `resolve`."""
 
+import math
 import re
+from dataclasses import fields
+
+from omegaconf import MISSING
 
 from dualpace.cpu.config import ALL_REDUCES
 from dualpace.errors import ConfigError
@@ -33,6 +37,8 @@ def check(config: SystemConfig) -> None:
     for key in ("backend_gpu", "backend_cpu"):
         if (backend := getattr(config.compile, key)) is not None:
             _one_of(f"compile.{key}", backend, BACKENDS)
+    _check_names(config)
+    _finite(config)
     _positive(config)
     _check_limits(config)
     _check_thresholds(config.assist)
@@ -64,8 +70,42 @@ def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{key}={value} is unknown: choose one of {', '.join(allowed)}.")
 
 
+def _check_names(config: SystemConfig) -> None:
+    """Names that are chosen otherwise, and those that may not be empty."""
+    for group, part in (("policy", config.policy), ("workload", getattr(config, "workload", None))):
+        made_for = next((f.default for f in fields(part) if f.name == "name"), None) if part else ""
+        if part and made_for != MISSING and part.name != made_for:
+            raise ConfigError(
+                f"{group}.name={part.name} cannot be set by itself: choose {group}={part.name}, "
+                f"which brings its settings along."
+            )
+    if not config.model.source:
+        raise ConfigError(
+            "model.source is empty: name a folder, a .gguf file, smollm2 or random:SHAPE."
+        )
+    if isinstance(config, ServeConfig) and not config.server.host:
+        raise ConfigError("server.host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.")
+    if not -(2**63) <= config.model.seed < 2**63:
+        raise ConfigError(f"model.seed={config.model.seed} does not fit into 64 bits: lower it.")
+
+
+def _finite(config: SystemConfig) -> None:
+    values = {
+        "kv.gpu_gib": config.kv.gpu_gib,
+        "kv.host_gib": config.kv.host_gib,
+        "hw.host_gib": config.hw.host_gib,
+        "hw.vram_gib": config.hw.vram_gib,
+    }
+    if isinstance(config, ServeConfig):
+        values["server.drain_timeout_s"] = config.server.drain_timeout_s
+    for key, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise ConfigError(f"{key}={value} is no finite number: set one, or leave it out.")
+
+
 def _positive(config: SystemConfig) -> None:
     values = {
+        "hw.cores": config.hw.cores,
         "model.max_context": config.model.max_context,
         "gpu.threads": config.gpu.threads,
         "gpu.token_limit": config.gpu.token_limit,
@@ -81,10 +121,20 @@ def _positive(config: SystemConfig) -> None:
     for key, value in values.items():
         if value is not None and not value > 0:
             raise ConfigError(f"{key}={value} is below 1: set it to at least 1 or leave it out.")
-    if config.kv.gpu_gib is not None and not config.kv.gpu_gib > 0:
-        raise ConfigError(
-            f"kv.gpu_gib={config.kv.gpu_gib} is not above 0: raise it or leave it out."
-        )
+    sizes = {
+        "kv.gpu_gib": config.kv.gpu_gib,
+        "hw.host_gib": config.hw.host_gib,
+        "hw.vram_gib": config.hw.vram_gib,
+    }
+    for key, size in sizes.items():
+        if size is not None and not size > 0:
+            raise ConfigError(f"{key}={size} is not above 0: raise it or leave it out.")
+    if config.hw.gpus is not None and config.hw.gpus < 0:
+        raise ConfigError(f"hw.gpus={config.hw.gpus} is negative: 0 means to use none.")
+    if config.model.max_context == 1:
+        raise ConfigError("model.max_context=1 holds no prompt with its answer: set at least 2.")
+    if config.compile.buckets is not None and not config.compile.buckets:
+        raise ConfigError("compile.buckets=[] lists no row counts: name some or leave it out.")
     for index, bucket in enumerate(config.compile.buckets or ()):
         if bucket < 1:
             raise ConfigError(f"compile.buckets[{index}]={bucket} is below 1: list row counts.")

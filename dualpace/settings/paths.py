@@ -12,6 +12,8 @@ def folder(key: str, name: str | None) -> str | None:
     """`name` as an absolute path that is a writable folder or can become one."""
     if name is None:
         return None
+    if not name:
+        raise ConfigError(f"{key} is empty: name a folder of your own or leave it out.")
     path = Path(name).expanduser().absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not _is_writable(existing):

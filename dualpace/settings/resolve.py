@@ -69,6 +69,11 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     token_limit, cpu_rows = config.gpu.token_limit, config.cpu.max_batch_size
     assert token_limit is not None and cpu_rows is not None
     hard_limit = config.gpu.hard_limit(token_limit)
+    if config.gpu.max_batch_size > hard_limit:
+        raise ConfigError(
+            f"gpu.max_batch_size={config.gpu.max_batch_size} is more than the {hard_limit} tokens "
+            f"of gpu.max_batched_tokens: lower it, or raise gpu.max_batched_tokens."
+        )
     gpu_blocks, host_blocks = pool_blocks(config, hardware, device, spec, dtype)
     return Plan(
         hw=config.hw.name,

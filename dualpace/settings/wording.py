@@ -32,6 +32,8 @@ def sentence(error: Exception) -> str:
         case MissingConfigException(), _:
             return _unknown_choice(error)
         case OverrideParseException(), _:
+            if "=~" in str(error.override):
+                return f"{error.override} cannot be read: write $HOME in place of ~."
             return (
                 f"{error.override} cannot be read: write key=value, and put a value that holds any "
                 f"of = , [ ] {{ }} in quotes of its own, as in 'key=\"a=b\"'."

@@ -137,6 +137,8 @@ def test_the_model_has_the_name_of_its_source_unless_told() -> None:
         ("model.source=random:llama-3.1-8b", "needs 29.9 GiB a worker in float32 and 16.0 GiB"),
         ("runtime.round_log=/nowhere/log", "runtime.round_log=/nowhere/log cannot be written"),
         ("compile.cache_dir=/dev/null/x", "compile.cache_dir=/dev/null/x cannot be written"),
+        ("compile.cache_dir=''", "compile.cache_dir is empty"),
+        ("gpu.max_batch_size=9000", "gpu.max_batch_size=9000 is more than the 8192 tokens of gpu."),
         ("compile.cache_dir=/proc/x", "compile.cache_dir=/proc/x cannot be written"),
         ("model.source=org/name", "nothing is downloaded: fetch the model first"),
     ],

@@ -33,6 +33,7 @@ from dualpace.settings.wording import unknown_option
         ("workload=azure", "workload is no group of this command: --help lists those that are."),
         ("gpu.threads", "gpu.threads cannot be read: write key=value, and put a value"),
         ("model.source=a=b", "model.source=a=b cannot be read: write key=value"),
+        ("model.source=~/x", "model.source=~/x cannot be read: write $HOME in place of ~."),
         ("server.port=1,2", "server.port=1,2 has several values: for a list write [a,b]"),
         ("gpu=2", "A group is set to one of its choices, group=choice"),
         ("+gpu.colour=red", "+colour is no setting of GpuConfig: a + adds only hw and experiment."),
