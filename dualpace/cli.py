@@ -174,7 +174,7 @@ def profile_hw() -> None:
 
 
 def _profile_hw(config: ProfileHwConfig) -> None:
-    from dualpace.runtime.profile.sweep import run
+    from dualpace.runtime.profile.run import run
 
     run(config)
 

@@ -6,17 +6,15 @@ import logging
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dualpace.runtime.bench.config import FixedWorkloadConfig
 from dualpace.runtime.config import PolicyConfig
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.profile.sweep import Sweep
 from dualpace.runtime.simulate.config import ProfileConfig
 from dualpace.runtime.simulate.run import simulate
 from dualpace.settings.schema import SimulateConfig
-
-if TYPE_CHECKING:
-    from dualpace.runtime.profile.sweep import Sweep
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ class Checked:
         return {**asdict(self), "error": round(self.error, 4)}
 
 
-def check(plan: Plan, costs: ProfileConfig, sweep: "Sweep") -> Checked | None:
+def check(plan: Plan, costs: ProfileConfig, sweep: Sweep) -> Checked | None:
     """None, with a line in the log, where the real run failed: the profile is good without it."""
     settings = sweep.settings
     work = Load(settings.check_requests, settings.check_prompt, settings.check_output)

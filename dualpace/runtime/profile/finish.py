@@ -4,7 +4,7 @@ against a real run. Puts the parts together; computes little itself."""
 import copy
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -15,6 +15,7 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile import figures, report, simulated
 from dualpace.runtime.profile.check import Checked, check
 from dualpace.runtime.profile.result import Choices, Result, choose, of_kind
+from dualpace.runtime.profile.sweep import Sweep
 from dualpace.runtime.simulate.cost import CostModel
 from dualpace.runtime.simulate.times import step_times
 from dualpace.settings.compose import conf_dir
@@ -22,13 +23,10 @@ from dualpace.settings.machine import Fingerprint, model_shape
 from dualpace.settings.resolve import resolve
 from dualpace.settings.schema import ProfileHwConfig
 
-if TYPE_CHECKING:
-    from dualpace.runtime.profile.sweep import Sweep
-
 log = logging.getLogger(__name__)
 
 
-def finish(sweep: "Sweep") -> dict[str, Any]:
+def finish(sweep: Sweep) -> dict[str, Any]:
     """Writes everything and returns the JSON line. ConfigError while points are missing."""
     results = all_results(sweep)
     settings = sweep.settings
@@ -62,7 +60,7 @@ def finish(sweep: "Sweep") -> dict[str, Any]:
     }
 
 
-def all_results(sweep: "Sweep") -> list[Result]:
+def all_results(sweep: Sweep) -> list[Result]:
     found = {point.name: sweep.result(point) for point in sweep.everything}
     missing = [name for name, result in found.items() if result is None]
     if missing:
@@ -73,7 +71,7 @@ def all_results(sweep: "Sweep") -> list[Result]:
     return [result for result in found.values() if result is not None]
 
 
-def profile(sweep: "Sweep", results: list[Result], choices: Choices) -> dict[str, Any]:
+def profile(sweep: Sweep, results: list[Result], choices: Choices) -> dict[str, Any]:
     """What goes into the measured profile: settings first, then why and where from."""
     routing, settings = choices.routing, sweep.settings
     p, f = routing.chosen
@@ -148,14 +146,14 @@ def profile(sweep: "Sweep", results: list[Result], choices: Choices) -> dict[str
     }
 
 
-def serving_plan(config: ProfileHwConfig, file: Path, sweep: "Sweep") -> Plan:
+def serving_plan(config: ProfileHwConfig, file: Path, sweep: Sweep) -> Plan:
     """The plan that serving with the new profile has; a refusal here would be a defect."""
     config = copy.deepcopy(config)
     config.hw.profile = str(file)
     return resolve(config, sweep.hardware)
 
 
-def header(sweep: "Sweep") -> str:
+def header(sweep: Sweep) -> str:
     here: Fingerprint = sweep.fingerprint
     return (
         f"# Measured by scripts/profile_hw.py with {sweep.config.model.source} on {here['cpu']}, "

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dualpace.errors import ConfigError
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.profile.child import Order, point_file
@@ -168,25 +167,6 @@ def run_child(order: Order, log_file: Path, timeout_s: float, look: Callable[[],
     finally:
         process.kill()  # its GPU worker dies with it
         process.wait()
-
-
-def run(config: ProfileHwConfig) -> None:
-    """What `scripts/profile_hw.py` does. The last line on stdout is one JSON object."""
-    sweep = Sweep(config)
-    failed = sweep.measure()
-    if failed:
-        reasons = "; ".join(dict.fromkeys(failed.values()))
-        raise ConfigError(
-            f"{len(failed)} of {len(sweep.points)} points failed ({reasons}): the others are kept "
-            f"in {sweep.folder}, run the same command again to measure only these."
-        )
-    if config.profile.point not in (None, "fit"):
-        files = [str(point_file(sweep.folder, point)) for point in sweep.points]
-        print(json.dumps({"profile": sweep.name, "points": files}))
-        return
-    from dualpace.runtime.profile.finish import finish
-
-    print(json.dumps(finish(sweep)))
 
 
 def fingerprint_of(plan: Plan, sweep: Sweep) -> Fingerprint:
