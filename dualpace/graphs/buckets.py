@@ -1,4 +1,4 @@
-"""Buckets: the static row counts that stages are compiled for, and how a batch is put into them.
+"""Buckets: the row counts that stages are compiled and timed for, and how a batch is put into them.
 
 Pure functions of numbers. A batch is not padded to the next bucket but run the cheapest way: padded
 to one bucket, in pieces, or as it is where an executable takes any row count.
