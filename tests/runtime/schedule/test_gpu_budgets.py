@@ -61,6 +61,16 @@ def test_a_victim_may_take_the_last_of_the_host_and_need_all_of_it() -> None:
     assert ids(decision.swap_out) == [1] and ids(decision.decode) == [0]
 
 
+def test_who_is_on_the_way_in_is_neither_evicted_nor_recomputed() -> None:
+    """A swap-in's copy is not reported yet."""
+    queue = growing(0, 1)
+    queue[1].pins = 1
+    assert ids(gpu_round(view(gpu_running=queue, free=0)).swap_out) == [0]
+    assert ids(gpu_round(view(gpu_running=queue, free=0, host=0)).preempt) == [0]
+    queue[0].pins = 1
+    assert gpu_round(view(gpu_running=queue, free=0, host=0)) == GpuRound()
+
+
 def test_the_room_of_a_recomputed_request_serves_swap_ins_of_the_same_round() -> None:
     queue = [decoding(0, 3, 4, kv_len=48), decoding(1, 3, 5, kv_len=48)]
     seen = view(gpu_running=queue, cpu_waiting=[on_host(2, 1, 2)], hbm=8, free=0, host=3)
