@@ -72,6 +72,12 @@ def load_workload(config: WorkloadConfig) -> list[RequestSpec]:
     ]
 
 
+_TOKENS = (
+    *("prompt_mean", "output_mean", "prompt_len", "output_len"),
+    *("prompt_median", "output_median", "max_len"),
+)
+
+
 def check(config: WorkloadConfig) -> None:
     """ConfigError for values that no workload can serve."""
     if config.name not in SOURCES:
@@ -84,10 +90,14 @@ def check(config: WorkloadConfig) -> None:
         raise ConfigError(
             f"workload.rate={config.rate} must be above 0 requests/s (inf sends all at once)."
         )
-    for key in ("prompt_mean", "output_mean"):
-        mean = getattr(config, key)
-        if mean is not None and not 1 <= mean < math.inf:
-            raise ConfigError(f"workload.{key}={mean} must be at least 1 token.")
+    for key in _TOKENS:
+        tokens = getattr(config, key, None)
+        if tokens is not None and not 1 <= tokens < math.inf:
+            raise ConfigError(f"workload.{key}={tokens} must be at least 1 token.")
+    for key in ("prompt_sigma", "output_sigma", "chars_per_token"):
+        value, least = getattr(config, key, 1.0), 0 if key.endswith("sigma") else 0.1
+        if not least <= value < math.inf:
+            raise ConfigError(f"workload.{key}={value} must be at least {least}.")
     if config.arrival not in ("exponential", "constant", "trace"):
         raise ConfigError(
             f"workload.arrival={config.arrival} must be exponential, constant or trace."
@@ -156,16 +166,17 @@ def azure(config: WorkloadConfig) -> Lengths:
     2024 files add a UTC offset."""
     assert isinstance(config, AzureWorkloadConfig)
     path = existing(config.path)
-    with path.open(newline="") as file:
-        rows = list(islice(csv.DictReader(file), config.num_requests))
     try:
+        with path.open(newline="") as file:
+            rows = list(islice(csv.DictReader(file), config.num_requests))
         times = [seconds(row["TIMESTAMP"]) for row in rows]
         prompt = [int(float(row["ContextTokens"])) for row in rows]
         output = [int(float(row["GeneratedTokens"])) for row in rows]
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
+        why = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
             f"workload.path={path} is not an Azure trace (columns TIMESTAMP, ContextTokens, "
-            f"GeneratedTokens): {error!r}."
+            f"GeneratedTokens): {why}."
         ) from None
     return Lengths(np.array(prompt, np.int64), np.array(output, np.int64), np.array(times))
 
@@ -185,9 +196,16 @@ def sharegpt(config: WorkloadConfig) -> Lengths:
     do (the first two turns; lengths by characters per token)."""
     assert isinstance(config, ShareGptWorkloadConfig)
     path = existing(config.path)
-    with path.open() as file:
-        items: list[dict[str, Any]] = json.load(file)
-    pairs = [pair for item in items if (pair := item_lengths(item, config.chars_per_token))]
+    try:
+        items: list[dict[str, Any]] = json.loads(path.read_text())
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise TypeError("it holds something else")
+        pairs = [pair for item in items if (pair := item_lengths(item, config.chars_per_token))]
+    except (KeyError, ValueError, TypeError) as error:
+        why = f"an item has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(
+            f"workload.path={path} is no JSON list of conversations or lengths: {why}."
+        ) from None
     prompt, output = zip(*pairs[: config.num_requests], strict=True) if pairs else ((), ())
     return Lengths(np.array(prompt, np.int64), np.array(output, np.int64))
 

@@ -130,6 +130,8 @@ def test_reshaping_keeps_every_length_at_least_one() -> None:
         ({"arrival": "sometimes"}, "arrival"),
         ({"max_tokens": "42"}, "max_tokens"),
         ({"output_mean": 0.5}, "output_mean"),
+        ({"prompt_len": 0}, "workload.prompt_len=0 must be at least 1 token"),
+        ({"output_len": -5}, "workload.output_len=-5"),
         ({"name": "nothing"}, "azure, fixed"),
         ({"arrival": "trace"}, "times"),
     ],
@@ -147,7 +149,14 @@ def test_a_trace_too_short_or_of_another_format_is_refused(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="num_requests=2 is more than the 1"):
         load_workload(AzureWorkloadConfig(path=path, num_requests=2))
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="not an Azure trace"):
+    with pytest.raises(ConfigError, match=r"not an Azure trace.*no column 'TIMESTAMP'"):
         load_workload(AzureWorkloadConfig(path=str(tmp_path / "other.csv")))
+    (tmp_path / "binary").write_bytes(b"\xff\x00")
+    with pytest.raises(ConfigError, match="not an Azure trace"):
+        load_workload(AzureWorkloadConfig(path=str(tmp_path / "binary")))
+    for text in ("{", "[1]", '{"a": 1}', '[{"prompt_len": 1}]', '[{"conversations": [1, 2]}]'):
+        (tmp_path / "chats.json").write_text(text)
+        with pytest.raises(ConfigError, match="is no JSON list of conversations or lengths: "):
+            load_workload(ShareGptWorkloadConfig(path=str(tmp_path / "chats.json")))
     with pytest.raises(ConfigError, match="not a file"):
         load_workload(AzureWorkloadConfig(path=str(tmp_path / "none.csv")))
