@@ -136,7 +136,7 @@ def _claimed(config: SystemConfig, found: Hardware) -> Hardware:
         numa_nodes=found.numa_nodes[: hw.cores],
         memory_bytes=memory if hw.host_gib is None else min(memory, int(hw.host_gib * GIB)),
         fast_bf16=found.fast_bf16,
-        gpus=vram if hw.gpus is None else vram[: max(hw.gpus, config.gpu.tp)],
+        gpus=vram[: max(hw.gpus, config.gpu.tp)] if hw.gpus else vram[: hw.gpus],
     )
 
 

@@ -158,6 +158,10 @@ def test_an_hw_file_bounds_what_is_used_of_a_larger_machine() -> None:
     assert made.kv.host_pool_blocks * made.kv.bytes_per_block < 8 * GIB
 
 
+def test_an_hw_file_without_gpus_leaves_those_alone_that_are_there() -> None:
+    assert plan("hw.gpus=0", on=BIG).gpu.device == "cpu"
+
+
 def test_an_hw_file_of_one_gpu_may_serve_on_several() -> None:
     several = replace(BIG, gpus=BIG.gpus * 4)
     assert plan("hw.gpus=1", "gpu.tp=2", on=several).gpu.rank_cores == ((12,), (13,))
