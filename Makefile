@@ -14,7 +14,7 @@ RIGHT_PYTHON = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
 	$(shell $(p) -c '$(RIGHT_PYTHON)' 2>/dev/null && echo $(p))))
 
-.PHONY: .venv serve test coverage test-ipex lint format docs clean
+.PHONY: .venv serve test pytest coverage test-ipex lint format docs clean
 .DEFAULT_GOAL := serve
 
 .venv: $(VENV)/.dev-installed
@@ -22,7 +22,10 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
 serve: $(VENV)/.serve-installed
 	@exec $(BIN)/python scripts/serve.py +hw=$(HW) $(ARGS)
 
-test: lint
+test:
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -q --durations=10 -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 coverage: $(VENV)/.dev-installed

@@ -36,6 +36,10 @@ class Server:
         except BaseException:
             self.__exit__()
             raise
+        self.note_family()
+
+    def note_family(self) -> None:
+        """The processes of now are those that `wait_gone` waits for."""
         self.family = [p.pid for p in psutil.Process(self.process.pid).children(recursive=True)]
         assert len(self.family) >= 3, "engine, GPU worker, CPU worker, perhaps builders of graphs"
 

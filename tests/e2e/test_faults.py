@@ -4,7 +4,8 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,36 @@ def test_workers_that_die_cost_no_answer(
     assert any(r["preempted"] for r in log), "the accelerator had nothing to lose"
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """When it has ended, as a test makes it, it has left nothing behind."""
+    before = set(os.listdir("/dev/shm"))
+    with Server(tmp_path / "log", "kv.gpu_blocks=8", "server.drain_timeout_s=0.5") as server:
+        yield server
+        server.wait_gone()
+    deadline = time.monotonic() + PATIENCE_S
+    while left := set(os.listdir("/dev/shm")) - before:  # of others' too, who end theirs
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def end_under_load(server: Server, end: Callable[[], None]) -> int:
+    """The server's exit status after `end()`, while it streams to six clients."""
+    streams = []
+    for _ in range(6):
+        started = threading.Event()
+        thread = threading.Thread(target=_stream_until_cut, args=(server.url, started))
+        thread.start()
+        streams.append((thread, started))
+    assert all(started.wait(PATIENCE_S) for _, started in streams)
+    end()
+    status = server.process.wait(PATIENCE_S)
+    for thread, _ in streams:
+        thread.join()
+    return status
+
+
 def _stream_until_cut(url: str, started: threading.Event) -> None:
     body = {"model": "random-tiny", "prompt": [1, 2, 3], "max_tokens": 2000, "stream": True}
     try:
@@ -72,49 +103,27 @@ def _stream_until_cut(url: str, started: threading.Event) -> None:
 
 
 def test_ready_tells_of_a_worker_that_is_stopped_and_of_one_that_starts_again(
-    tmp_path: Path,
+    server: Server, tmp_path: Path
 ) -> None:
-    """Nothing has been asked, so no answer shows it; the log says what happened and when."""
-    with Server(tmp_path / "log") as server:
-        (worker,) = [pid for pid in server.family if "--role cpu" in " ".join(cmdline(pid))]
-        os.kill(worker, signal.SIGSTOP)
-        assert server.wait_ready_says("stalled") == "the cpu worker is stopped by a signal"
-        os.kill(worker, signal.SIGCONT)
-        assert server.wait_ready_says("ready") is None
-        os.kill(worker, signal.SIGKILL)
-        assert str(server.wait_ready_says("degraded")).startswith("cpu worker: ")
-        assert httpx.get(f"{server.url}/ready").status_code == 200  # what fits HBM is served
-        assert server.wait_ready_says("ready") is None
-        server.signal_group(signal.SIGTERM)
-        assert server.process.wait(PATIENCE_S) == 0
-        server.wait_gone()
+    """Nothing has been asked, so no answer shows it; the log says what happened and when. Then
+    Ctrl-C under load, which a terminal sends to the whole group."""
+    (worker,) = [pid for pid in server.family if "--role cpu" in " ".join(cmdline(pid))]
+    os.kill(worker, signal.SIGSTOP)
+    assert server.wait_ready_says("stalled") == "the cpu worker is stopped by a signal"
+    os.kill(worker, signal.SIGCONT)
+    assert server.wait_ready_says("ready") is None
+    os.kill(worker, signal.SIGKILL)
+    assert str(server.wait_ready_says("degraded")).startswith("cpu worker: ")
+    assert httpx.get(f"{server.url}/ready").status_code == 200  # what fits HBM is served
+    assert server.wait_ready_says("ready") is None
+    server.note_family()
+    assert end_under_load(server, lambda: server.signal_group(signal.SIGINT)) == 0
     lines = (tmp_path / "log").read_text().splitlines()
     for text in ("cpu worker ended with status -9", "the cpu worker is back after"):
         (line,) = [line for line in lines if text in line]
         assert re.match(r"\d\d:\d\d:\d\d [EI] engine: ", line)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_during_load_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """INT goes to the whole group, as a terminal sends it; KILL hits the server alone, which then
-    can tell nobody."""
-    before = set(os.listdir("/dev/shm"))
-    with Server(tmp_path / "log", "kv.gpu_blocks=8", "server.drain_timeout_s=0.5") as server:
-        streams = []
-        for _ in range(6):
-            started = threading.Event()
-            thread = threading.Thread(target=_stream_until_cut, args=(server.url, started))
-            thread.start()
-            streams.append((thread, started))
-        assert all(started.wait(PATIENCE_S) for _, started in streams)
-        if number is signal.SIGKILL:
-            server.process.kill()
-        else:
-            server.signal_group(number)
-        status = server.process.wait(PATIENCE_S)
-        server.wait_gone()
-        for thread, _ in streams:
-            thread.join()
-    assert status == (-number if number is signal.SIGKILL else 0)
-    assert set(os.listdir("/dev/shm")) <= before
-    assert "Traceback" not in (tmp_path / "log").read_text()
+def test_a_server_that_is_killed_under_load_leaves_nothing_behind(server: Server) -> None:
+    """It alone, and it can tell nobody."""
+    assert end_under_load(server, server.process.kill) == -signal.SIGKILL

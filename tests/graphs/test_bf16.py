@@ -23,7 +23,6 @@ WINDOW, WINDOWS = 256, 8
 PROSE = Path(__file__).parents[1] / "data" / "prose.txt"
 
 pytestmark = [
-    pytest.mark.timeout(600),
     pytest.mark.slow,
     pytest.mark.skipif(not has_avx512(), reason="bf16 arithmetic is emulated, minutes a pass"),
 ]

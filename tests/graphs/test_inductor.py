@@ -26,8 +26,6 @@ from dualpace.graphs.source import Source
 from dualpace.graphs.store import GraphStore, environment_key
 from tests.graphs.reference import run_logits
 
-pytestmark = pytest.mark.timeout(300)  # compilers are slow on a busy machine
-
 # Everything that a family can have: bias, QK norm, two layers that share their graphs.
 SPEC = SHAPES["tiny"].from_dict(
     {

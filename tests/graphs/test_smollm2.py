@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from dualpace.graphs.executor import Stages
 from dualpace.graphs.source import Source
 from dualpace.graphs.tokenizer import Tokenizer
 from tests.graphs.reference import KV, assert_close, hf_logits, run_logits
-
-pytestmark = pytest.mark.timeout(300)  # the reference converts the file once
 
 TEXTS = [
     "What is the capital of France?",

@@ -146,7 +146,6 @@ def test_the_tuner_compares_them_and_times_one_executable_once(
 
 
 @pytest.mark.skipif(not here.HAS_AMX, reason="needs AMX")
-@pytest.mark.timeout(300)
 def test_the_tuner_times_tiles_and_what_it_picks_is_right(tmp_path: Path) -> None:
     candidates = ("eager", "packed", "inductor-packed", "amx", "inductor-amx")
     stages = build(WHOLE, candidates, tmp_path)
