@@ -57,14 +57,15 @@ def sample(logits_BV: Tensor, rows: SamplingRows) -> Tensor:
     best_B = logits_BV.argmax(dim=-1)
     if rows.all_greedy:
         return best_B.int()
-    temperature_B = torch.where(rows.temperature > 0, rows.temperature, 1.0)
-    scaled_BV = logits_BV.float() / temperature_B[:, None]
+    temperature_B = torch.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
     # Weights of at most 1: probabilities up to their sum, which the cumulative sum brings along.
-    weights_BV = (scaled_BV - scaled_BV.amax(dim=-1, keepdim=True)).exp()
+    # In one tensor: a new one a pass would cost more than the arithmetic.
+    weights_BV = logits_BV.float() - logits_BV.gather(1, best_B[:, None])
+    weights_BV.div_(temperature_B).exp_()
     if not rows.no_filter:
         least_B = smallest_kept(weights_BV, rows.top_k, rows.top_p)
-        weights_BV = torch.where(weights_BV >= least_B[:, None], weights_BV, 0.0)
-    cdf_BV = weights_BV.cumsum(dim=-1)
+        weights_BV.masked_fill_(weights_BV < least_B[:, None], 0.0)
+    cdf_BV = weights_BV.cumsum_(dim=-1)
     drawn_B = torch.searchsorted(cdf_BV, (rows.u * cdf_BV[:, -1])[:, None], right=True)[:, 0]
     return torch.where(rows.temperature > 0, drawn_B, best_B).int()
 
