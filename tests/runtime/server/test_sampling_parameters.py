@@ -106,7 +106,7 @@ def test_the_least_length_is_cut_to_the_context_as_the_most_is(client):
         ({"min_tokens": 17}, "at most max_tokens=16."),
         ({"min_tokens": 1, "allowed_token_ids": [EOS]}, "min_tokens=1 forbids every token"),
         ({"logit_bias": {"5": 101}}, "logit_bias has 101.0 for token 5: use -100 to 100."),
-        ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x': use token ids, as strings."),
+        ({"logit_bias": {"x": 1}}, 'logit_bias has the key "x": use token ids, as strings.'),
         ({"logit_bias": {"-1": 1}}, "use token ids"),
         ({"logit_bias": {"257": 1}}, "logit_bias names token 257: this model has 0 to 256."),
         ({"logit_bias": {str(i): 1 for i in range(301)}}, "has 301 tokens: use at most 300."),
