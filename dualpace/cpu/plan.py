@@ -134,7 +134,7 @@ def _chunk_bounds(
     last = 2 * short * threads
     if total < last + 2 * short:
         last = total
-    first = _evenly(total - last, (total - last) // (2 * short))
+    first = _evenly(total - last, -(-(total - last) // (2 * short)))
     shortest = _evenly(last, min(wanted, max(1, last // short))) + total - last
     return np.union1d(_snapped(first, starts, short // 2), shortest)
 
