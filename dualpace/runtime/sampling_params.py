@@ -16,6 +16,10 @@ from dualpace.runtime.logit_rules import (
 
 MAX_STOPS = 16
 MAX_BIAS = 100.0
+# Beyond these a draw cannot be told from the best token's or from an even one, and float32 cannot
+# hold what logits become.
+LEAST_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
+MAX_REPETITION_PENALTY = 100.0  # and at least its inverse
 
 
 class InvalidParameter(ConfigError):
@@ -35,7 +39,7 @@ class SamplingParams:
     InvalidParameter (a ValueError) for values out of range.
     """
 
-    temperature: float = 1.0  # 0: always the most likely token
+    temperature: float = 1.0  # 0, or too little to tell from it: always the most likely token
     top_p: float = 1.0  # 1: off
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0  # of the best token's probability, after temperature; 0: off
@@ -59,8 +63,8 @@ class SamplingParams:
         self._check_end()
 
     def _check_drawing(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise self._out_of_range("temperature", "0 or more")
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise self._out_of_range("temperature", f"0 to {MAX_TEMPERATURE:g}")
         if not 0 < self.top_p <= 1:
             raise self._out_of_range("top_p", "more than 0, at most 1")
         if not -1 <= self.top_k < 2**31:
@@ -74,8 +78,9 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise self._out_of_range(name, "-2 to 2")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise self._out_of_range("repetition_penalty", "more than 0, 1 for none")
+        most = MAX_REPETITION_PENALTY
+        if not 1 / most <= self.repetition_penalty <= most:
+            raise self._out_of_range("repetition_penalty", f"{1 / most:g} to {most:g}, 1 for none")
         self._check_count("logit_bias", MAX_LOGIT_BIAS)
         self._check_count("allowed_token_ids", MAX_ALLOWED_TOKENS)
         for token, bias in self.logit_bias.items():
@@ -129,6 +134,11 @@ class SamplingParams:
                 f"min_tokens={self.min_tokens} forbids every token that is allowed: each of them "
                 "would end the answer.",
             )
+
+    @property
+    def drawn_at(self) -> float:
+        """The temperature that logits are divided by; 0 takes the best token."""
+        return self.temperature if self.temperature >= LEAST_TEMPERATURE else 0.0
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def encode(batch: Sequence[Submission]) -> Submit:
         tokens=np.concatenate([np.asarray(s.prompt, np.int32) for s in batch]),
         max_tokens=np.array([min(p.max_tokens or _MAX_TOKENS, _MAX_TOKENS) for p in params]),
         ignore_eos=np.array([p.ignore_eos for p in params], np.uint8),
-        temperature=np.array([p.temperature for p in params], np.float32),
+        temperature=np.array([p.drawn_at for p in params], np.float32),
         top_k=np.array([max(p.top_k, 0) for p in params], np.int32),
         top_p=np.array([p.top_p for p in params], np.float32),
         seeds=np.array([p.seed for p in params], np.int64),

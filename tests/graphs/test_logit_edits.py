@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 
 from dualpace.graphs.logit_edits import edit, least_logit, penalised
 from dualpace.graphs.sampling import SamplingRows, sample
+from dualpace.runtime.sampling_params import (
+    LEAST_TEMPERATURE,
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+)
 from tests.graphs.asked import Asked, edits_of
 
 VOCAB = 40
@@ -145,3 +150,28 @@ def test_the_ends_of_min_p(min_p: float, heat: float) -> None:
 def test_a_forbidden_token_stays_forbidden() -> None:
     inf, one = torch.tensor([-torch.inf]), torch.ones(1)
     assert float(penalised(inf, one * 3, one * -2, one * -2, one * 0.1)) == -torch.inf
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.one_of(st.just(0.0), st.floats(LEAST_TEMPERATURE, MAX_TEMPERATURE)),
+    st.floats(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    st.floats(0.0, 1.0, width=32),
+    st.floats(0.0, 1.0, width=32, exclude_min=True),
+    st.integers(0, VOCAB),
+    st.floats(0.0, 1.0, width=32, exclude_max=True),
+    st.floats(-1e4, 1e4, width=32),
+)
+def test_whatever_is_asked_a_token_that_is_allowed_is_drawn(
+    temperature: float, penalty: float, min_p: float, top_p: float, top_k: int, u: float, far: float
+) -> None:
+    logits = logits_of(1) + far
+    one = torch.ones(1)
+    plain = SamplingRows.of(
+        one * temperature, torch.tensor([top_k], dtype=torch.int32), one * top_p, one * u
+    )
+    assert 0 <= int(sample(logits.clone(), plain)) < VOCAB
+    asked = edits_of({0: Asked([1], [2, 2], min_p, 2.0, -2.0, penalty, {3: -torch.inf, 4: 100.0})})
+    how = SamplingRows(plain.temperature, plain.top_k, plain.top_p, plain.u, edits=asked)
+    drawn = int(sample(logits.clone(), how))
+    assert 0 <= drawn < VOCAB and drawn != 3

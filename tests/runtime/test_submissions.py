@@ -25,3 +25,11 @@ def test_each_request_of_a_message_arrives_with_its_own_prompt_and_parameters() 
     assert (second.temperature, second.top_k, second.top_p) == (0.5, 7, 0.25)
     assert (second.seed, second.max_tokens, second.ignore_eos) == (2**63 - 1, 3, True)
     assert second.rules == other.rules and second.rules.logit_bias == {4: -100.0}
+
+
+def test_a_temperature_too_little_to_divide_by_takes_the_best_token() -> None:
+    params = [SamplingParams(temperature=t, seed=0) for t in (1e-45, 1e-5, 1e-3)]
+    batch = [Submission(i, 0.0, [5], one) for i, one in enumerate(params)]
+    message = read(bytes(encode(batch).encode()))
+    assert isinstance(message, Submit)
+    assert message.temperature.tolist()[:2] == [0, 0] and message.temperature[2] > 0

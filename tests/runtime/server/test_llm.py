@@ -111,6 +111,7 @@ def test_the_bar_is_for_terminals(llm, capfd):
     [
         ({"temperature": -1}, "temperature=-1 is out of range"),
         ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": 1e300}, "use 0 to 100"),
         ({"top_p": 0}, "top_p=0 is out of range"),
         ({"top_k": -2}, "top_k=-2"),
         ({"max_tokens": 0}, "max_tokens=0"),
@@ -120,6 +121,7 @@ def test_the_bar_is_for_terminals(llm, capfd):
         ({"min_tokens": -1, "max_tokens": None}, "use 0 or more"),
         ({"min_p": float("nan")}, "min_p=nan"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty=inf"),
+        ({"repetition_penalty": 1e-38}, "use 0.01 to 100, 1 for none"),
         ({"logit_bias": {3: float("nan")}}, "nan for token 3"),
     ],
 )
