@@ -1,6 +1,7 @@
 """A served model in float32 with its logs, and what the reference generates."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.servers import PATIENCE_S
 
 Serve = Callable[..., AbstractContextManager[Any]]
 Mortal = Callable[[dict[str, int]], dict[str, str]]
@@ -55,6 +58,15 @@ class Judge:
             if int(best.indices[place, 0]) != token:
                 return Judgement(place, place)
         return Judgement(len(tokens), None)
+
+
+def settled(llm: Any) -> dict[str, Any]:
+    """The statistics once every block has come back: a copy may end after the last token."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (stats := llm.stats())["gpu_blocks"]["used"] or stats["host_blocks"]["used"]:
+        assert time.monotonic() < deadline, f"blocks are still held: {stats}"
+        time.sleep(0.01)
+    return dict(stats)
 
 
 @pytest.fixture(scope="session")

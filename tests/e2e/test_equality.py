@@ -10,7 +10,7 @@ import pytest
 
 from dualpace import SamplingParams
 from dualpace.runtime.schedule.check import check_log
-from tests.e2e.conftest import Judge, Serve
+from tests.e2e.conftest import Judge, Serve, settled
 from tests.e2e.prompts import PROMPTS
 
 NUM_TOKENS = 24
@@ -57,8 +57,7 @@ def check(llm: Any, judge: Judge, prompts: list[str]) -> None:
         assert (output.token_ids[-1] in eos) == (output.finish_reason == "stop")
         assert len(output.token_ids) == NUM_TOKENS or output.finish_reason == "stop"
     assert undecided == 0, "ties: the comparison means less than it should"
-    stats = llm.stats()
-    assert stats["gpu_blocks"]["used"] == stats["host_blocks"]["used"] == 0
+    settled(llm)
 
 
 def test_the_whole_model_swapped_out_and_in_while_generating(
