@@ -1,30 +1,19 @@
 """Workloads by name: a list of request lengths and arrival times. Knows nothing about text,
 servers or schedulers; the same list drives the live benchmark and the simulator."""
 
-import csv
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import islice
-from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import (
-    AzureWorkloadConfig,
     FixedWorkloadConfig,
     LognormalWorkloadConfig,
-    ShareGptWorkloadConfig,
     WorkloadConfig,
 )
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from dualpace.runtime.bench.trace_files import Floats, Ints, Lengths, azure, sharegpt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +29,6 @@ class RequestSpec:
     prompt_len: int
     output_len: int
     max_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Raw lengths (tokens) of n requests, and their own times (s) where the source has them."""
-
-    prompt: Ints
-    output: Ints
-    times: Floats | None = None
 
 
 def load_workload(config: WorkloadConfig) -> list[RequestSpec]:
@@ -111,17 +91,17 @@ def reshape(lengths: Ints, mean: float | None) -> Ints:
 
     The factor is found by bisection because the floor of 1 moves the mean.
     """
+    assert lengths.min() >= 1  # sources refuse others
     if mean is None:
-        return np.maximum(lengths, 1)
-    low, high = 0.0, mean  # at high, every length is at least `mean` (lengths are >= 1)
-    floored = np.maximum(lengths, 1)
+        return lengths
+    low, high = 0.0, mean  # at high, every length is at least `mean`
     for _ in range(60):
         factor = (low + high) / 2
-        if scaled(floored, factor).mean() < mean:
+        if scaled(lengths, factor).mean() < mean:
             low = factor
         else:
             high = factor
-    return scaled(floored, high)
+    return scaled(lengths, high)
 
 
 def scaled(lengths: Ints, factor: float) -> Ints:
@@ -145,6 +125,11 @@ def arrival_times(config: WorkloadConfig, times: Floats | None) -> Floats:
                 "use exponential or constant."
             )
         own: Floats = times[:n] - times[0]
+        if (back := np.flatnonzero(np.diff(own) < 0)).size:
+            raise ConfigError(
+                f"workload.arrival=trace needs times in order, and request {back[0] + 2} comes "
+                "before the one before it; sort the file, or use exponential or constant."
+            )
         if math.isinf(config.rate):
             return own
         stretch = n / config.rate / own[-1] if own[-1] > 0 else 0.0
@@ -158,68 +143,8 @@ def arrival_times(config: WorkloadConfig, times: Floats | None) -> Floats:
     return arrivals
 
 
-# Sources: each returns at least `num_requests` lengths where the source has them.
-
-
-def azure(config: WorkloadConfig) -> Lengths:
-    """`TIMESTAMP,ContextTokens,GeneratedTokens`; fractions of a second may have any length, and the
-    2024 files add a UTC offset."""
-    assert isinstance(config, AzureWorkloadConfig)
-    path = existing(config.path)
-    try:
-        with path.open(newline="") as file:
-            rows = list(islice(csv.DictReader(file), config.num_requests))
-        times = [seconds(row["TIMESTAMP"]) for row in rows]
-        prompt = [int(float(row["ContextTokens"])) for row in rows]
-        output = [int(float(row["GeneratedTokens"])) for row in rows]
-    except (KeyError, ValueError, TypeError, csv.Error) as error:
-        why = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(
-            f"workload.path={path} is not an Azure trace (columns TIMESTAMP, ContextTokens, "
-            f"GeneratedTokens): {why}."
-        ) from None
-    return Lengths(np.array(prompt, np.int64), np.array(output, np.int64), np.array(times))
-
-
-def seconds(stamp: str) -> float:
-    """Seconds since the epoch of `2023-11-16 18:15:46.6805900` or `2024-05-10 00:00:00.01+00:00`.
-
-    The fraction is parsed by hand: its seven decimals are more than the standard library accepts.
-    """
-    moment = datetime.fromisoformat(stamp[:19]).replace(tzinfo=UTC)
-    fraction = stamp[19:].split("+")[0].rstrip("Z")
-    return moment.timestamp() + (float(fraction) if fraction else 0.0)
-
-
-def sharegpt(config: WorkloadConfig) -> Lengths:
-    """A JSON list whose items give `prompt_len` and `output_len`, or `conversations` as ShareGPT's
-    do (the first two turns; lengths by characters per token)."""
-    assert isinstance(config, ShareGptWorkloadConfig)
-    path = existing(config.path)
-    try:
-        items: list[dict[str, Any]] = json.loads(path.read_text())
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise TypeError("it holds something else")
-        pairs = [pair for item in items if (pair := item_lengths(item, config.chars_per_token))]
-    except (KeyError, ValueError, TypeError) as error:
-        why = f"an item has no {error}" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(
-            f"workload.path={path} is no JSON list of conversations or lengths: {why}."
-        ) from None
-    prompt, output = zip(*pairs[: config.num_requests], strict=True) if pairs else ((), ())
-    return Lengths(np.array(prompt, np.int64), np.array(output, np.int64))
-
-
-def item_lengths(item: dict[str, Any], chars_per_token: float) -> tuple[int, int] | None:
-    if "prompt_len" in item:
-        return int(item["prompt_len"]), int(item["output_len"])
-    turns = item.get("conversations") or []
-    if len(turns) < 2:
-        return None
-    prompt, answer = (
-        max(1, round(len(cast(str, turn["value"])) / chars_per_token)) for turn in turns[:2]
-    )
-    return prompt, answer
+# Sources: each returns at least `num_requests` lengths, where it has them; those of files are in
+# `trace_files`.
 
 
 def fixed(config: WorkloadConfig) -> Lengths:
@@ -239,12 +164,6 @@ def lognormal(config: WorkloadConfig) -> Lengths:
 
     prompt = draw(config.prompt_median, config.prompt_sigma)
     return Lengths(prompt, draw(config.output_median, config.output_sigma))
-
-
-def existing(path: str) -> Path:
-    if not Path(path).is_file():
-        raise ConfigError(f"workload.path={path} is not a file; give the trace's path.")
-    return Path(path)
 
 
 SOURCES: dict[str, Callable[[WorkloadConfig], Lengths]] = {

@@ -12,7 +12,8 @@ from dualpace.runtime.bench.config import (
     LognormalWorkloadConfig,
     ShareGptWorkloadConfig,
 )
-from dualpace.runtime.bench.workload import load_workload, means, reshape, seconds
+from dualpace.runtime.bench.trace_files import seconds
+from dualpace.runtime.bench.workload import load_workload, means, reshape
 
 TRACES = Path(__file__).parents[4] / "shared/data/azure"
 CONVERSATION = TRACES / "AzureLLMInferenceTrace_conv.csv"
@@ -98,15 +99,19 @@ def test_max_tokens_may_be_left_out() -> None:
     assert [(r.max_tokens, r.output_len) for r in load_workload(config)] == [(None, 9)] * 2
 
 
-def test_sharegpt_reads_lengths_and_conversations(tmp_path: Path) -> None:
+def test_sharegpt_reads_lengths_and_conversations(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     items = [
         {"prompt_len": 5, "output_len": 6},
         {"conversations": [{"value": "only one turn"}]},
+        {"conversations": [{"value": "a question"}, {"value": ""}]},
         {"conversations": [{"value": "x" * 40}, {"value": "y" * 8}, {"value": "z"}]},
     ]
     (tmp_path / "s.json").write_text(json.dumps(items))
     config = ShareGptWorkloadConfig(path=str(tmp_path / "s.json"), num_requests=2)
     assert [(r.prompt_len, r.output_len) for r in load_workload(config)] == [(5, 6), (10, 2)]
+    assert "conversations without two turns passed over: 2" in caplog.text
 
 
 def test_lognormal_lengths_keep_their_median_and_ignore_the_arrival_rate() -> None:
@@ -144,19 +149,88 @@ def test_impossible_values_are_refused_by_key(change: dict[str, object], words: 
         load_workload(config)
 
 
-def test_a_trace_too_short_or_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_trace_too_short_or_absent_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.csv", ["2023-11-16 18:15:46.6805900,10,3"])
     with pytest.raises(ConfigError, match="num_requests=2 is more than the 1"):
         load_workload(AzureWorkloadConfig(path=path, num_requests=2))
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match=r"not an Azure trace.*no column 'TIMESTAMP'"):
-        load_workload(AzureWorkloadConfig(path=str(tmp_path / "other.csv")))
-    (tmp_path / "binary").write_bytes(b"\xff\x00")
-    with pytest.raises(ConfigError, match="not an Azure trace"):
-        load_workload(AzureWorkloadConfig(path=str(tmp_path / "binary")))
-    for text in ("{", "[1]", '{"a": 1}', '[{"prompt_len": 1}]', '[{"conversations": [1, 2]}]'):
-        (tmp_path / "chats.json").write_text(text)
-        with pytest.raises(ConfigError, match="is no JSON list of conversations or lengths: "):
-            load_workload(ShareGptWorkloadConfig(path=str(tmp_path / "chats.json")))
     with pytest.raises(ConfigError, match="not a file"):
         load_workload(AzureWorkloadConfig(path=str(tmp_path / "none.csv")))
+
+
+HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+FIRST = HEADER + b"2023-11-16 18:15:46.68,10,3\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            b"a,b\n1,2\n",
+            " is no Azure trace: its first line has no column TIMESTAMP and no Context",
+        ),
+        (b"", " is no Azure trace: its first line has no column TIMESTAMP"),
+        (b"\xff\x00", " is no Azure trace: it is no UTF-8 text."),
+        (FIRST + b"2023-11-16 18:15:47,0,3", ', line 3: ContextTokens is "0": it must be a whole'),
+        (FIRST + b"\n2023-11-16 18:15:47,1,-4", ', line 4: GeneratedTokens is "-4": it must be'),
+        (FIRST + b"2023-11-16 18:15:47,abc,4", ', line 3: ContextTokens is "abc": it must be a'),
+        (FIRST + b"2023-11-16 18:15:47,2.5,4", ', line 3: ContextTokens is "2.5": it must be a'),
+        (FIRST + b"2023-11-16 18:15:47,1,nan", ', line 3: GeneratedTokens is "nan": it must be'),
+        (FIRST + b"2023-11-16 18:15:47,1,1e99", ', line 3: GeneratedTokens is "1e99": it must'),
+        (FIRST + b"2023-11-16 18:15:47,1", ", line 3: GeneratedTokens is missing: it must be a"),
+        (FIRST + b"2023-11-16 18:15:47,1,2,3", ", line 3 has more values than the first line has"),
+        (FIRST + b"yesterday,1,2", ', line 3: TIMESTAMP is "yesterday": it must be a time like 2'),
+        (FIRST + b"2023-11-16 18:15:47nan,1,2", ', line 3: TIMESTAMP is "2023-11-16 18:15:47nan"'),
+        (FIRST + b",1,2", ", line 3: TIMESTAMP is missing: it must be a time like"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_says_where(data: bytes, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as refusal:
+        load_workload(AzureWorkloadConfig(path=str(path), num_requests=2))
+    assert str(refusal.value).startswith(f"workload.path={path}{sentence}")
+
+
+def test_whole_numbers_may_have_a_point_and_a_file_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + HEADER + b"2023-11-16 18:15:47,10.0,3")
+    config = AzureWorkloadConfig(path=str(tmp_path / "t.csv"), num_requests=1)
+    assert [(r.prompt_len, r.output_len) for r in load_workload(config)] == [(10, 3)]
+
+
+def test_arrivals_as_in_a_trace_need_times_in_order(tmp_path: Path) -> None:
+    rows = [f"2023-11-16 18:15:{second},10,3" for second in (46, 48, 47)]
+    config = AzureWorkloadConfig(path=write_trace(tmp_path / "t.csv", rows), num_requests=3)
+    assert len(load_workload(config)) == 3
+    config.arrival = "trace"
+    with pytest.raises(ConfigError, match="request 3 comes before the one before it"):
+        load_workload(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", " is no JSON list of conversations or lengths: line 1, column 2: "),
+        ('{"a": 1}', " is no JSON list of conversations or lengths: it holds something else."),
+        ("[1]", ": [0] is 1: it must be an object with prompt_len"),
+        ("[{}]", ": [0].conversations is missing: it must be a list of turns."),
+        ('[{"prompt_len": 1}]', ": [0].output_len is missing: it must be a whole number of tokens"),
+        ('[{"prompt_len": 0, "output_len": 1}]', ": [0].prompt_len is 0: it must be a whole"),
+        ('[{"prompt_len": true, "output_len": 1}]', ": [0].prompt_len is true: it must be a"),
+        ('[{"prompt_len": 1, "output_len": [2]}]', ": [0].output_len is [2]: it must be a"),
+        ('[{"conversations": 3}]', ": [0].conversations is 3: it must be a list of turns."),
+        ('[{"conversations": [1, 2]}]', ": [0].conversations[0].value is missing: it must be a t"),
+        (
+            '[{"conversations": [{"value": "x"}, {"value": 2}]}]',
+            ": [0].conversations[1].value is 2",
+        ),
+    ],
+)
+def test_conversations_that_cannot_be_read_say_where(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "chats.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refusal:
+        load_workload(ShareGptWorkloadConfig(path=str(path), num_requests=1))
+    assert str(refusal.value).startswith(f"workload.path={path}{sentence}")
