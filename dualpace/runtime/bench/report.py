@@ -32,12 +32,9 @@ _LONG = ("timeline", "input_lens", "output_lens")  # for figures, in the result'
 def print_report(result: dict[str, Any]) -> None:
     """A table, and the result without its timeline as the last line of stdout (strict JSON)."""
     variant = f" ({result['variant']})" if result["variant"] else ""
-    load = f"{result['rate']} requests/s offered"
-    if result["max_concurrency"]:
-        load = f"{result['max_concurrency']} at a time"
     print(
         f"{result['policy']} on {result['profile']}{variant}: {result['completed']} of "
-        f"{result['num_requests']} requests, {result['workload']}, {load}, "
+        f"{result['num_requests']} requests, {result['workload']}, {offered(result)}, "
         f"{result['prompt_mean']:.0f}/{result['output_mean']:.0f} tokens"
     )
     for key, name, unit, scale in ROWS:
@@ -47,6 +44,15 @@ def print_report(result: dict[str, Any]) -> None:
     print(f"  {'tokens of the CPU engine':32} {100 * share:10.1f} %")
     shown = {key: value for key, value in result.items() if key not in _LONG}
     print(json.dumps(shown), flush=True)
+
+
+def offered(result: dict[str, Any]) -> str:
+    """In which words requests came; `rate` is "inf" where none was asked for."""
+    if result.get("max_concurrency"):
+        return f"{result['max_concurrency']} at a time"
+    if result["rate"] != "inf":
+        return f"{result['rate']} requests/s offered"
+    return "as in the trace" if result.get("arrival") == "trace" else "all at once"
 
 
 class DrawFigures(Callback):

@@ -181,6 +181,7 @@ def describe(
         "variant": config.variant,
         "workload": workload.label or workload.name,
         "rate": rate,
+        "arrival": workload.arrival,
         "ramp_from": load.ramp_from,
         "num_requests": len(requests),
         "prompt_mean": prompt_mean,

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from dualpace.runtime.bench.report import offered
+
 ROWS = (
     ("mean_normalized_latency_s_per_token", "normalized latency, mean", "s/token", 1.0),
     ("request_throughput", "requests", "1/s", 1.0),
@@ -25,7 +27,7 @@ def print_report(result: dict[str, Any]) -> None:
     variant = f" ({result['variant']})" if result["variant"] else ""
     print(
         f"{title}{variant}: {result['completed']} of {result['num_requests']} requests, "
-        f"{result['workload']}, {result['rate']} requests/s offered, "
+        f"{result['workload']}, {offered(result)}, "
         f"{result['prompt_mean']:.0f}/{result['output_mean']:.0f} tokens"
     )
     for key, name, unit, scale in ROWS:

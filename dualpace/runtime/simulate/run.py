@@ -185,6 +185,7 @@ def describe(
         "variant": config.variant,
         "workload": config.workload.label or config.workload.name,
         "rate": config.workload.rate if math.isfinite(config.workload.rate) else "inf",
+        "arrival": config.workload.arrival,
         "num_requests": len(requests),
         "prompt_mean": prompt_mean,
         "output_mean": output_mean,

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.schedule.check import check_log
+from dualpace.runtime.simulate.report import print_report
 from dualpace.runtime.simulate.run import simulate
 from dualpace.settings.check import check
 from dualpace.settings.compose import conf_dir, load, register
@@ -168,3 +169,16 @@ def test_impossible_settings_are_one_sentence_and_exit_code_1() -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}=/dev/null/x.json cannot be written"):
         simulate(settings(f"{key}=/dev/null/x.json", "workload.num_requests=1"))
+
+
+def test_the_report_of_a_traces_own_arrivals_names_no_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = (f"2023-11-16 18:15:0{second},100,5" for second in range(4))
+    trace.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)))
+    words = ["workload=azure", f"workload.path={trace}", "workload.arrival=trace"]
+    print_report(simulate(load(*words, "workload.num_requests=4", root="simulate")))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "4 of 4 requests, azure, as in the trace, 100/5 tokens" in first
+    assert json.loads(last)["arrival"] == "trace"
