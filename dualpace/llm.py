@@ -49,6 +49,7 @@ class Output:
     token_ids: list[int]
     finish_reason: str  # stop | length
     tokens_by_engine: dict[str, int]  # who made them: gpu, cpu
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it
 
 
 class LLM:
@@ -193,7 +194,7 @@ class LLM:
         texts: list[str] = []
         token_ids: list[int] = []
         by_engine = dict.fromkeys(ENGINES, 0)
-        reason = None
+        reason = stop_reason = None
         pieces = generate(
             self._client, self._tokenizer, prompt, params, self.plan.model.max_context
         )
@@ -202,11 +203,11 @@ class LLM:
             token_ids += piece.token_ids
             for engine in piece.engines:
                 by_engine[ENGINES[engine]] += 1
-            reason = piece.finish_reason
+            reason, stop_reason = piece.finish_reason, piece.stop_reason
             bar.tokens(len(piece.token_ids))
         assert reason is not None
         bar.prompt_done()
-        return Output(prompt, "".join(texts), token_ids, reason, by_engine)
+        return Output(prompt, "".join(texts), token_ids, reason, by_engine, stop_reason)
 
 
 class _LoopThread:

@@ -37,6 +37,10 @@ class EngineGone(RuntimeError):
     """The engine has ended, or is being ended; nothing more will come."""
 
 
+class ShuttingDown(EngineGone):
+    """The owner of the engine cuts off what still runs."""
+
+
 class StartFailed(RuntimeError):
     """The engine could not start. `user_error`: the text says what its user can do about it."""
 
@@ -140,12 +144,12 @@ class EngineClient:
                 self._cancels.append(request_id)
         self._flush_soon()
 
-    def fail_all(self, reason: str) -> None:
-        """Ends every stream with EngineGone and tells the engine to drop the requests."""
+    def cut_off(self) -> None:
+        """Ends every stream with ShuttingDown and tells the engine to drop the requests."""
         streams = list(self._streams.values())
         self.cancel([stream.request_id for stream in streams])
         for stream in streams:
-            stream.fail(EngineGone(reason))
+            stream.fail(ShuttingDown("the server is shutting down"))
 
     async def stats(self, timeout_s: float) -> dict[str, Any]:
         """The engine's snapshot of queues, pools and counters. Raises TimeoutError, EngineGone."""

@@ -95,6 +95,7 @@ class StopMatcher:
         assert all(stops)
         self._stops = stops
         self._include = include
+        self.completed: str | None = None  # the stop string that ended it
         self._held = ""
         self._exempt = 0  # of what is held, in which no stop string may end any more
 
@@ -109,6 +110,7 @@ class StopMatcher:
         elif found := self._ends(text):
             self._held = ""
             end, start = min(found)
+            self.completed = text[start:end]
             return text[: end if self._include else start], True
         keep = max(self._longest_start(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
@@ -136,12 +138,14 @@ class StopMatcher:
 
 @dataclass(slots=True)
 class Piece:
-    """What one update adds to an answer. The last one has a finish reason: stop | length."""
+    """What one update adds to an answer. The last one has a finish reason: stop | length; and if
+    it was a stop string or a stop token, `stop_reason` is that."""
 
     text: str
     token_ids: list[int]
     engines: list[int]  # who made each token, index into `types.ENGINES`
     finish_reason: str | None
+    stop_reason: str | int | None = None
 
 
 def check_prompt(prompt: Sequence[int], max_context: int, vocab: int) -> None:
@@ -176,7 +180,8 @@ async def generate(
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     least = min(params.min_tokens, limit)
     stream = client.submit(prompt, replace(params, max_tokens=limit, min_tokens=least))
-    text = _AnswerText(tokenizer.detokenizer(params.skip_special_tokens), params)
+    eos = client.plan.model.eos_token_ids
+    text = _AnswerText(tokenizer.detokenizer(params.skip_special_tokens), params, eos)
     try:
         async for update in stream:
             piece = text.piece(update.token_ids, update.engines, update.finish_reason)
@@ -190,11 +195,15 @@ async def generate(
 
 
 class _AnswerText:
-    def __init__(self, detokenizer: Detokenizer, params: SamplingParams) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, params: SamplingParams, eos: Sequence[int]
+    ) -> None:
         self._detokenizer = detokenizer
         self._include = params.include_stop_str_in_output
         self._stops = StopMatcher(params.stops, self._include)
         self._exempt = params.min_tokens  # tokens left that no stop string may end with
+        # Of these the end of sequence is none, unless it is one only because it was named.
+        self._named = {*params.stop_token_ids}.difference(() if params.ignore_eos else eos)
 
     def piece(self, token_ids: list[int], engines: list[int], finish_reason: str | None) -> Piece:
         """Tokens after the one that completes a stop string are dropped."""
@@ -210,12 +219,15 @@ class _AnswerText:
             shown.append(text)
             if stopped:
                 count = index + 1
-                return Piece("".join(shown), token_ids[:count], engines[:count], "stop")
+                cut = token_ids[:count], engines[:count]
+                return Piece("".join(shown), *cut, "stop", self._stops.completed)
         if finish_reason is not None:
             text, stopped = self._stops.push(self._detokenizer.flush(), self._exempt < 0)
             shown.append(text if stopped else text + self._stops.flush())
             finish_reason = "stop" if stopped else finish_reason
-        return Piece("".join(shown), token_ids, engines, finish_reason)
+        named = finish_reason == "stop" and token_ids[-1] in self._named
+        stop_reason = self._stops.completed or (token_ids[-1] if named else None)
+        return Piece("".join(shown), token_ids, engines, finish_reason, stop_reason)
 
 
 async def merge(

@@ -218,4 +218,4 @@ class _Life:
             await asyncio.sleep(0.02)
         if self._service.num_answers:
             log.warning("the drain is over: answers cut off: %d", self._service.num_answers)
-            self._client.fail_all("the server is shutting down")
+            self._client.cut_off()

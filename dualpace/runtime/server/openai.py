@@ -5,6 +5,7 @@ clients send those; anything else would be ignored silently, which is worse than
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from dualpace.runtime.server.wording import shown
 MAX_CHOICES = 128  # answers to one prompt
 MAX_ANSWERS = 1024  # of one request
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-_MAX_DIGITS = 18  # of a token id
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 
 # Labels for the client's own books; they ask nothing of a server.
 _LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"}
@@ -169,11 +170,13 @@ _SAMPLING = (_Sampled.model_fields.keys() & SamplingParams.__dataclass_fields__.
 
 
 def _token_ids(bias: Mapping[str, float]) -> dict[int, float]:
-    """Raises InvalidParameter for a key that is no number."""
+    """Raises InvalidParameter for a key that is no number, or not written as JSON writes it: two
+    spellings of one token would hide each other."""
     for key in bias:
-        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS):
+        if not _TOKEN_ID.fullmatch(key):
             raise InvalidParameter(
-                "logit_bias", f"logit_bias has the key {shown(key)}: use token ids, as strings."
+                "logit_bias",
+                f'logit_bias has the key {shown(key)}: use token ids as strings, such as "10".',
             )
     return {int(key): value for key, value in bias.items()}
 

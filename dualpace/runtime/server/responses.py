@@ -4,9 +4,16 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dualpace.runtime.types import ENGINES
+
+
+class End(NamedTuple):
+    """Why an answer ended; nothing while it goes on."""
+
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None  # vLLM's: the stop string or token
 
 
 class Shape(Protocol):
@@ -16,9 +23,9 @@ class Shape(Protocol):
     whole: str  # `object` of a whole answer
     part: str  # `object` of a piece
 
-    def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]: ...
+    def choice(self, index: int, text: str, end: End) -> dict[str, Any]: ...
 
-    def delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]: ...
+    def delta(self, index: int, text: str, end: End) -> dict[str, Any]: ...
 
     def opening(self, index: int) -> dict[str, Any] | None: ...
 
@@ -26,8 +33,8 @@ class Shape(Protocol):
 class CompletionShape:
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def choice(self, index: int, text: str, end: End) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, **end._asdict()}
 
     delta = choice
 
@@ -38,19 +45,19 @@ class CompletionShape:
 class ChatShape:
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, end: End) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return self._with(index, finish_reason, message=message)
+        return self._with(index, end, message=message)
 
-    def delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        return self._with(index, finish_reason, delta={"content": text})
+    def delta(self, index: int, text: str, end: End) -> dict[str, Any]:
+        return self._with(index, end, delta={"content": text})
 
     def opening(self, index: int) -> dict[str, Any]:
-        return self._with(index, None, delta={"role": "assistant", "content": ""})
+        return self._with(index, End(), delta={"role": "assistant", "content": ""})
 
     @staticmethod
-    def _with(index: int, finish_reason: str | None, **body: Any) -> dict[str, Any]:
-        return {"index": index, **body, "logprobs": None, "finish_reason": finish_reason}
+    def _with(index: int, end: End, **body: Any) -> dict[str, Any]:
+        return {"index": index, **body, "logprobs": None, **end._asdict()}
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from dualpace.runtime.generation import Piece
 from dualpace.runtime.server.errors import as_api_error
-from dualpace.runtime.server.responses import Envelope, Usage
+from dualpace.runtime.server.responses import End, Envelope, Usage
 
 log = logging.getLogger(__name__)
 
@@ -80,15 +80,15 @@ class Answer(Response):
 
 async def _send_json(job: Job, send: Send) -> None:
     texts: list[list[str]] = [[] for _ in range(job.num_choices)]
-    reasons: list[str | None] = [None] * job.num_choices
+    ends = [End()] * job.num_choices
     async with contextlib.aclosing(job.pieces) as pieces:
         async for index, piece in pieces:
             texts[index].append(piece.text)
-            reasons[index] = piece.finish_reason
+            ends[index] = End(piece.finish_reason, piece.stop_reason)
             job.usage.count(piece.engines)
     choices = [
-        job.envelope.shape.choice(index, "".join(parts), reason)
-        for index, (parts, reason) in enumerate(zip(texts, reasons, strict=True))
+        job.envelope.shape.choice(index, "".join(parts), end)
+        for index, (parts, end) in enumerate(zip(texts, ends, strict=True))
     ]
     body = json.dumps(job.envelope.whole(choices, job.usage), ensure_ascii=False).encode()
     headers = [
@@ -132,8 +132,9 @@ async def _events(job: Job) -> AsyncGenerator[bytes, None]:
                 if (opening := shape.opening(index)) is not None:
                     data = event(envelope.part([opening], **no_usage))
             job.usage.count(piece.engines)
-            delta = shape.delta(index, piece.text, piece.finish_reason)
+            end = End(piece.finish_reason, piece.stop_reason)
+            delta = shape.delta(index, piece.text, end)
             usage = job.usage.fields() if job.usage_parts == "all" else no_usage
             yield data + event(envelope.part([delta], **usage))
-    end = b"" if job.usage_parts == "none" else event(envelope.part([], **job.usage.fields()))
-    yield end + _DONE
+    last = b"" if job.usage_parts == "none" else event(envelope.part([], **job.usage.fields()))
+    yield last + _DONE

@@ -110,7 +110,7 @@ def test_a_drain_has_an_end(start_server):
     server.process.terminate()
     asking.join()
     assert asking.text == "sta"
-    assert "shutting down" in str(asking.error)
+    assert "shutting down" in str(asking.error) and asking.error.code == "shutting_down"
     assert server.end()[0] == 0
     assert_no_process_is_left(processes)
 
@@ -124,7 +124,7 @@ def test_a_second_signal_ends_at_once(start_server):
     server.wait_for("/ready", 503)
     server.process.terminate()
     asking.join()
-    assert "shutting down" in str(asking.error)  # the stream ends with a reason
+    assert asking.error.code == "shutting_down"  # the stream ends with a reason
     assert server.end()[0] == 128 + signal.SIGTERM
     assert_no_process_is_left(processes)
 

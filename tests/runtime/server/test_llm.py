@@ -139,6 +139,7 @@ def test_tokens_that_the_model_does_not_have(llm, wrong):
 def test_a_stop_token_ends_the_text(llm):
     (output,) = llm.generate("abcd", SamplingParams(stop_token_ids=[ord("c")]))
     assert (output.text, output.finish_reason, len(output.token_ids)) == ("ab", "stop", 3)
+    assert output.stop_reason == ord("c")
 
 
 def test_a_closed_llm_says_so(monkeypatch):

@@ -76,6 +76,30 @@ def test_a_stop_string_is_text_if_asked_for(client):
     assert text_of(client, "one END two", {}, stop="END") == ("one ", "stop")
 
 
+STRING = ("one END two", {"stop": ["two", "END"]}, "END")
+TOKEN = ("abcdefg", {"stop_token_ids": [ord("x"), ord("d")]}, ord("d"))
+END_OF_SEQUENCE = ("hi", {"stop": "END", "stop_token_ids": [EOS]}, None)
+NAMED_END = ("hi", {"stop_token_ids": [ord("i")], "ignore_eos": True}, ord("i"))
+LENGTH = ("abcdefg", {"max_tokens": 3, "stop": "END"}, None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "reason"), [STRING, TOKEN, END_OF_SEQUENCE, NAMED_END, LENGTH]
+)
+def test_an_answer_says_what_ended_it(server, prompt, asked, reason):
+    asked = {"max_tokens": 400, **asked}
+    for route, body in (
+        ("completions", {"prompt": prompt}),
+        ("chat/completions", {"messages": [{"role": "user", "content": prompt}]}),
+    ):
+        whole = server.http.post(f"/v1/{route}", json={**body, **asked}).json()
+        assert whole["choices"][0]["stop_reason"] == reason
+        streamed = server.http.post(f"/v1/{route}", json={**body, **asked, "stream": True}).text
+        events = [json.loads(line[6:]) for line in streamed.split("\n\n") if "{" in line]
+        reasons = [event["choices"][0]["stop_reason"] for event in events]
+        assert reasons == [None] * (len(events) - 1) + [reason]
+
+
 def test_no_stop_string_ends_an_answer_before_its_least_length(client):
     assert text_of(client, "ab ab ab", {"min_tokens": 2}, stop="ab") == ("ab ", "stop")
     assert text_of(client, "ab ab ab", {"min_tokens": 4}, stop="ab") == ("ab ", "stop")
@@ -101,12 +125,15 @@ def test_the_least_length_is_cut_to_the_context_as_the_most_is(client):
         ({"min_p": 1.5}, "min_p=1.5 is out of range: use 0 to 1."),
         ({"presence_penalty": 2.5}, "presence_penalty=2.5 is out of range: use -2 to 2."),
         ({"frequency_penalty": -3}, "frequency_penalty=-3.0 is out of range: use -2 to 2."),
-        ({"repetition_penalty": 0}, "repetition_penalty=0.0 is out of range: use more than 0,"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0.0 is out of range: use 0.01 to 100,"),
         ({"min_tokens": -1}, "min_tokens=-1 is out of range: use 0 or more, at most max_tokens=16"),
         ({"min_tokens": 17}, "at most max_tokens=16."),
         ({"min_tokens": 1, "allowed_token_ids": [EOS]}, "min_tokens=1 forbids every token"),
         ({"logit_bias": {"5": 101}}, "logit_bias has 101.0 for token 5: use -100 to 100."),
-        ({"logit_bias": {"x": 1}}, 'logit_bias has the key "x": use token ids, as strings.'),
+        ({"logit_bias": {"x": 1}}, 'logit_bias has the key "x": use token ids as strings, such as'),
+        ({"logit_bias": {"10": 5, "010": -5}}, 'logit_bias has the key "010": use token ids as'),
+        ({"logit_bias": {"00": 1}}, 'logit_bias has the key "00"'),
+        ({"logit_bias": {"1\n": 1}}, "logit_bias has the key"),
         ({"logit_bias": {"-1": 1}}, "use token ids"),
         ({"logit_bias": {"257": 1}}, "logit_bias names token 257: this model has 0 to 256."),
         ({"logit_bias": {str(i): 1 for i in range(301)}}, "has 301 tokens: use at most 300."),
