@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dualpace.settings.compose import conf_dir, register
+from dualpace.settings.compose import conf_dir, load, register
+from dualpace.settings.hardware import GIB, Hardware
 from dualpace.settings.reference import document
+from dualpace.settings.resolve import resolve
 from tests.servers import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +86,19 @@ def test_the_readmes_commands_that_are_quick_run(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
     assert (tmp_path / "runs" / "figures" / "figure9.png").is_file()
+
+
+def test_the_machine_of_ones_own_serves_as_it_is_shown(tmp_path: Path) -> None:
+    """On a small one too."""
+    text = (ROOT / "docs" / "extending.md").read_text()
+    (shown,) = re.findall(r"`mine/hw/mybox.yaml`.*?```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "hw").mkdir()
+    (tmp_path / "hw" / "mybox.yaml").write_text(shown)
+    two = {"cores": (0, 1), "numa_nodes": (0, 0), "gpus": ()}
+    small = Hardware(**two, memory_bytes=8 * GIB, fast_bf16=False)
+    own = f"hydra.searchpath=['file://{tmp_path}']"
+    plan = resolve(load(own, "+hw=mybox", "model=tiny_random"), small)
+    assert (plan.gpu.device, plan.gpu.cores, plan.cpu.cores) == ("cpu", (0,), (1,))
 
 
 def definitions(file: Path) -> set[str]:

@@ -13,7 +13,7 @@ class WorkloadConfig:
     name: str = MISSING  # chosen with workload=NAME
     label: str | None = None  # how results and figures call it; None: its name
     num_requests: int = 1000  # in all
-    rate: float = float("inf")  # requests per second; inf sends all at once
+    rate: float = float("inf")  # requests per second; inf: all at once, or as in the trace
     arrival: str = "exponential"  # exponential | constant | trace
     prompt_mean: float | None = None  # lengths are scaled to this mean and keep their shape
     output_mean: float | None = None  # likewise
