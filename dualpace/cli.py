@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -50,9 +50,14 @@ def command(name: str, body: Callable[[Any], None]) -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_is_gone():  # another pipe
-            raise
-        raise SystemExit(128 + signal.SIGPIPE) from None
+        _end_without_reader()
+
+
+def _end_without_reader() -> NoReturn:
+    """Handles a BrokenPipeError; raises it again if it is another pipe's."""
+    if not _reader_is_gone():
+        raise
+    raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def _reader_is_gone() -> bool:
@@ -81,6 +86,8 @@ def _command(name: str, body: Callable[[Any], None]) -> None:
             if HydraConfig.get().mode is RunMode.MULTIRUN:  # the sweep's other points still run
                 raise CompactHydraException(str(error)) from None
             sys.exit(str(error))
+        except BrokenPipeError:  # Hydra would say that the job has failed
+            _end_without_reader()
         except KeyboardInterrupt:
             log.info("interrupted")
             raise SystemExit(130) from None

@@ -36,7 +36,10 @@ def test_help_names_the_tool_its_groups_and_defaults(tmp_path: Path) -> None:
     assert "_schema" not in out and "workload" not in out  # nothing of its insides or other tools
 
 
-@pytest.mark.parametrize("arguments", [["serve", "--help"], ["serve", "--cfg", "job"]])
+SIMULATION = ["simulate", "workload=fixed", "workload.num_requests=2"]  # prints while it runs
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--help"], ["serve", "--cfg", "job"], SIMULATION])
 def test_a_reader_that_has_enough_is_no_fault(arguments: list[str], tmp_path: Path) -> None:
     """As `| head -1` is, for which the pipe's other end is closed at once here."""
     script, *words = arguments
