@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu import append_kernel as kernel
 from dualpace.cpu.openmp import parallel
-from dualpace.cpu.plan import BLOCK_TOKENS
 
 
 def slots_of(block_tables: Tensor, positions: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import carray, cfunc, types
 
-from dualpace.cpu.plan import BLOCK_TOKENS
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu.primitives import copy_bytes, fetch_add, int64_at
 
 # Fields of the argument block. Strides are in bytes.

@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu import amx_probe, append_kernel
 from dualpace.cpu import decode_kernel as kernel
 from dualpace.cpu.append import kv_append
 from dualpace.cpu.block_ir import BlockShape
 from dualpace.cpu.isa import Isa, Level, detected, has_bf16
 from dualpace.cpu.openmp import parallel
-from dualpace.cpu.plan import BLOCK_TOKENS, DecodePlan, plan_decode
+from dualpace.cpu.plan import DecodePlan, plan_decode
 from dualpace.cpu.tile_block_ir import takes_tiles, tile_config
 
 __all__ = ["PagedDecoder", "num_compiles", "paged_decode", "plan_decode", "warm_up"]

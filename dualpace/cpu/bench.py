@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from dualpace.cpu import topology
-from dualpace.cpu.bench_attention import AttentionCase, Heads, attention_table, fill
+from dualpace.cpu.attention_case import AttentionCase, Heads, fill
+from dualpace.cpu.bench_attention import attention_table
 from dualpace.cpu.bench_dense import DenseCase, dense_table
 from dualpace.cpu.bench_iteration import TINY, Model, iteration_table
 from dualpace.cpu.bench_scaling import draw_scaling, scaling_table

@@ -4,23 +4,21 @@ installed. This file knows nothing about ours but a benchmark's case.
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualpace.cpu.attention_case import AttentionCase
 from dualpace.cpu.isa import Level
-
-if TYPE_CHECKING:
-    from dualpace.cpu.bench_attention import AttentionCase
 
 Run = Callable[[], Tensor]
 _TOKENS = 32  # of a vLLM block: its AMX kernel takes no fewer
 _OPERATIONS = "vllm._custom_ops"
 
 
-def sdpa(case: "AttentionCase") -> Run:
+def sdpa(case: AttentionCase) -> Run:
     """torch's attention on K and V that are gathered already."""
     k, v = (part.contiguous() for part in case.gathered(torch.bfloat16, slice(None)))
     q = case.q.unsqueeze(2)
@@ -43,7 +41,7 @@ def why_no_vllm() -> str | None:
     return None
 
 
-def vllm(case: "AttentionCase", level: Level) -> Run:
+def vllm(case: AttentionCase, level: Level) -> Run:
     """vLLM's, on a cache of its own layout, filled by its own operation. What it raises where its
     release takes other arguments than 0.12's is the caller's to see.
     """

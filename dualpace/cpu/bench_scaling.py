@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dualpace.cpu.bench_attention import AttentionCase
+from dualpace.cpu.attention_case import AttentionCase
 from dualpace.cpu.bench_dense import DenseCase
 from dualpace.cpu.ceilings import Reader, TileSpinner, in_turns
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from dualpace.cpu.plan import BLOCK_TOKENS
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu.vector_ir import F32, I16, I32, I64, POINTER, VOID, Vectors
 
 LOWEST = -1e30  # below any score, and finite: differences of two of them stay numbers

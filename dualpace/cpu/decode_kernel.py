@@ -16,9 +16,10 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu.block_ir import LOWEST, BlockShape, block_function
 from dualpace.cpu.gemm_kernel import begin_amx, end_amx
-from dualpace.cpu.plan import BEGIN, BLOCK_TOKENS, END, HEAD, ITEM, ROW, SLOT
+from dualpace.cpu.plan import BEGIN, END, HEAD, ITEM, ROW, SLOT
 from dualpace.cpu.primitives import (
     fetch_add,
     float32_at,

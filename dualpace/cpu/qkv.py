@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu import amx_ir
 from dualpace.cpu import gemm_kernel as kernel
 from dualpace.cpu import norm_kernel as norms
@@ -30,7 +31,6 @@ from dualpace.cpu.gemm import (
     fits,
     input_block,
 )
-from dualpace.cpu.plan import BLOCK_TOKENS
 
 
 class Places:

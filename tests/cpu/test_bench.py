@@ -14,7 +14,7 @@ import torch
 
 from dualpace.cpu import bench as whole
 from dualpace.cpu import bench_iteration as bench
-from dualpace.cpu.bench_attention import AttentionCase, Heads
+from dualpace.cpu.attention_case import AttentionCase, Heads
 from dualpace.cpu.bench_peers import sdpa, vllm, why_no_vllm
 from dualpace.cpu.ceilings import in_turns
 from dualpace.cpu.gemm import Unit

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu.append import kv_append
 from dualpace.cpu.attention import PagedDecoder
 from dualpace.cpu.dense_stage import PostAttention
 from dualpace.cpu.gemm import MAX_ROWS
 from dualpace.cpu.handles import Handles
 from dualpace.cpu.layers import Layers
-from dualpace.cpu.plan import BLOCK_TOKENS
 from dualpace.cpu.qkv import Places, PreAttention
 from dualpace.graphs.backends import Arguments, Stage
 from dualpace.graphs.table import StageTable

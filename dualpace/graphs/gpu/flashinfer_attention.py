@@ -14,7 +14,8 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from dualpace.graphs.gpu.attention import BLOCK_TOKENS, Heads, PagedRows
+from dualpace.block import BLOCK_TOKENS
+from dualpace.graphs.gpu.attention import Heads, PagedRows
 from dualpace.graphs.gpu.planned import PackedInputs
 
 _WORKSPACE_BYTES = 512 << 20  # partial results of split contexts, shared by all wrappers

@@ -24,8 +24,9 @@ import torch
 import triton
 from torch import Tensor
 
+from dualpace.block import BLOCK_TOKENS
 from dualpace.graphs.gpu import triton_attention, tune
-from dualpace.graphs.gpu.attention import BLOCK_TOKENS, Decode, Heads, Maker, PagedRows, Prefill
+from dualpace.graphs.gpu.attention import Decode, Heads, Maker, PagedRows, Prefill
 from dualpace.graphs.gpu.triton_attention import CUTS, Cut, TritonAttention
 
 TUNED = (8, 64, 256)  # rows that are measured; others take the next one's choice
