@@ -1,0 +1,123 @@
+"""Bodies that are no request: what is said of their bytes, their JSON, their headers and size."""
+
+import http.client
+import json
+
+import httpx
+import pytest
+
+from tests.runtime.server.asking import COMPLETION, refusal
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("{", "it ends too early, at line 1, column 2"),
+        ('{"prompt": "h', "a string is never closed that begins at line 1, column 12"),
+        ('{"prompt": "hi",\n"stop": None}', "null is written None, as Python does, at line 2"),
+        ('{"prompt": "hi", "stream": True}', "true is written True"),
+        ("{'prompt': 'hi'}", "a string stands in ' instead of \" at line 1, column 2"),
+        ('{"prompt": "hi",}', "a comma stands after the last entry"),
+        ('{"prompt": "h\ni"}', "a line break or tab stands inside of a string"),
+        ('{"prompt": "hi"}}', "more follows after the object's end at line 1, column 17"),
+        ('{"seed": 1' + "0" * 5000 + "}", "more than 4,300 digits"),
+        ("", "is empty: it must be a JSON object"),
+        ("[1]", "must be a JSON object"),
+        ('"text"', "must be a JSON object"),
+        ('{"prompt": "hi", "top_p": NaN}', "top_p"),
+        (b'{"prompt": "\xff"}', "not UTF-8 text: byte 12 is 0xff."),
+        (b"\xff\xfe{", "not UTF-8 text: byte 0 is 0xff (it looks like UTF-16)"),
+        ('{"prompt": "hi"}'.encode("utf-16-be"), "it looks like UTF-16 or UTF-32"),
+        ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_bodies_that_are_no_request(server, body, sentence):
+    headers = {"content-type": "application/json"}
+    answer = server.http.post("/v1/completions", content=body, headers=headers)
+    assert sentence in refusal(answer)["message"]
+
+
+def test_a_client_that_goes_before_its_body_is_sent_is_no_fault_of_ours(start_server):
+    server = start_server()
+    server.wait_for("/ready")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "500")
+    connection.endheaders(b"{")
+    server.wait_for("/health")  # by now it waits for the rest
+    connection.close()
+    assert server.http.post("/v1/completions", json=COMPLETION).status_code == 200
+    server.process.terminate()
+    status, _, log = server.end()
+    assert status == 0 and "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"prompt": "fine H end"}', "prompt"),
+        ('{"prompt": ["é", "H"]}', "prompt[1]"),
+        ('{"prompt": "hi", "stop": "H"}', "stop"),
+        ('{"prompt": "hi", "stop": ["a", "H"]}', "stop[1]"),
+        ('{"prompt": "hi", "model": "H"}', "model"),
+        ('{"prompt": "hi", "user": "H"}', "user"),
+        ('{"prompt": "hi", "logit_bias": {"H": 1}}', "logit_bias.?"),
+        ('{"messages": [{"role": "user", "content": "H"}]}', "messages[0].content"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}]}]}',
+            "messages[0].content[0].text",
+        ),
+    ],
+)
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff"])
+def test_half_a_surrogate_pair_is_no_text(server, body, param, half):
+    """JSON can spell it, no text can hold it; the answer must not quote it either."""
+    route = "chat/completions" if "messages" in body else "completions"
+    headers = {"Content-Type": "application/json"}
+    answer = server.http.post(f"/v1/{route}", content=body.replace("H", half), headers=headers)
+    error = refusal(answer)
+    assert error["param"] == param and "half a surrogate pair" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "sent with Content-Type: application/json."),
+        ({"Content-Type": "text/plain; charset=utf-8"}, "not text/plain."),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "gzip: send it as it"),
+    ],
+)
+def test_bodies_are_announced_as_what_they_are(server, headers, said):
+    body = b'{"prompt": "hi"}'
+    assert (
+        said
+        in refusal(server.http.post("/v1/completions", content=body, headers=headers))["message"]
+    )
+    given = {"Content-Type": "application/json; charset=utf-8"}
+    assert server.http.post("/v1/completions", content=body, headers=given).status_code == 200
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_announcement_and_by_its_size(server):
+    """And the server goes on serving others."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Length", str(10**11))
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert (answer.status, json.load(answer)["error"]["code"]) == (413, "body_too_large")
+    connection.close()
+
+    def pieces():
+        for _ in range(40):
+            yield b" " * 2**20
+
+    try:
+        sent = server.http.post(
+            "/v1/completions", content=pieces(), headers={"Content-Type": "application/json"}
+        )
+    except httpx.WriteError:  # the answer came before all was sent
+        pass
+    else:
+        assert refusal(sent, 413)["code"] == "body_too_large"
+    assert server.http.get("/health").status_code == 200
