@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dualpace.graphs.compiles import num_compiles
-from dualpace.graphs.sampling import SamplingRows, sample
+from dualpace.graphs.sampling import Drawn, SamplingRows, draw, sample
 from dualpace.graphs.table import Piece, StageTable
 
 
@@ -98,6 +98,12 @@ class Stages:
             out: Tensor = self._run("post_layer_greedy", 0, x)
             return out
         return sample(self._run("logits", 0, x), rows)
+
+    def draw(self, x: Tensor, rows: SamplingRows) -> Drawn:
+        """`post_layer`, with the log-probabilities that rows ask for."""
+        if rows.logprobs is None:
+            return Drawn(self.post_layer(x, rows))
+        return draw(self.logits(x), rows)
 
     def _run(self, stage: str, layer: int, *rows: Tensor) -> Any:
         count = rows[0].shape[0]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dualpace.graphs.logit_edits import LogitEdits, edit
+from dualpace.graphs.logprobs import LogprobRows, RawLogits
 
 # Candidates sorted before the whole vocabulary is: enough for nearly every top-k and top-p.
 _FEW = 1024
@@ -30,11 +31,12 @@ class SamplingRows:
     all_greedy: bool = False  # every temperature is 0, known on the host
     no_filter: bool = False  # every top_k and top_p is off, known on the host
     edits: LogitEdits | None = None  # None: no row has any
+    logprobs: LogprobRows | None = None  # None: no row asks
 
     @property
     def best_is_enough(self) -> bool:
-        """Whether each row takes the best token of its logits as they are."""
-        return self.all_greedy and self.edits is None
+        """Whether each row takes the best token of its logits as they are, and tells no more."""
+        return self.all_greedy and self.edits is None and self.logprobs is None
 
     @classmethod
     def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor, u: Tensor) -> SamplingRows:
@@ -48,6 +50,23 @@ class SamplingRows:
         """Rows that all take the best token."""
         zeros = torch.zeros(num_rows, device=device)
         return cls(zeros, zeros.int(), zeros + 1, zeros, all_greedy=True, no_filter=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token a row, and what rows ask to know about theirs."""
+
+    tokens: Tensor  # int32 [B]
+    logprobs: Tensor | None = None  # int32 [Q, P] (logprobs.log_probabilities); None: nobody asks
+
+
+def draw(logits_BV: Tensor, rows: SamplingRows) -> Drawn:
+    """`sample`, with the log-probabilities that rows ask for."""
+    if rows.logprobs is None:
+        return Drawn(sample(logits_BV, rows))
+    raw = RawLogits.of(logits_BV, rows.logprobs, rows.edits is not None)
+    tokens_B = sample(logits_BV, rows)
+    return Drawn(tokens_B, raw.told(tokens_B))
 
 
 def sample(logits_BV: Tensor, rows: SamplingRows) -> Tensor:

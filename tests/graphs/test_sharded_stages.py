@@ -18,6 +18,7 @@ from dualpace.graphs.cache import GraphCache
 from dualpace.graphs.collective import Collective
 from dualpace.graphs.executor import Stages
 from dualpace.graphs.load import load_weights
+from dualpace.graphs.logprobs import LogprobRows
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.graphs.shard import Shard
 from dualpace.graphs.sharded import best_of_ranks
@@ -27,6 +28,7 @@ from tests.graphs import here
 from tests.graphs.asked import Asked, edits_of
 from tests.graphs.ranks import in_threads
 from tests.graphs.reference import SIZES, assert_close, load_stages, run_logits, save_tiny
+from tests.graphs.told import check
 
 IDS = [5, 300, 17, 0, 319, 160, 159, 42, 8, 9, 250]
 WIDE = SIZES | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 330}
@@ -129,6 +131,12 @@ def test_sampled_tokens_are_those_of_one_rank(size: int, tmp_path: Path) -> None
         wanted = plain.post_layer(x, how)
         tokens = group.run(lambda stages, how=how: stages.post_layer(x.clone(), how))
         assert torch.equal(tokens, wanted) and tokens.dtype == torch.int32
+    asking = LogprobRows(torch.arange(0, 40, 2), best=5)
+    for how in (rows, replace(rows, edits=edits)):
+        how = replace(how, logprobs=asking)
+        told = group.run(lambda stages, how=how: stages.draw(x.clone(), how).logprobs)
+        drawn = plain.draw(x, how)
+        check(told, plain.logits(x)[asking.rows], drawn.tokens[asking.rows], asking.best)
 
 
 def test_ties_go_to_the_lower_token_and_padding_is_never_one() -> None:

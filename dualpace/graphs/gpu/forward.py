@@ -22,6 +22,7 @@ from dualpace.graphs.gpu import fused, sampling, skinny
 from dualpace.graphs.gpu.linear import Choices, Workspace
 from dualpace.graphs.gpu.peer_sums import PeerSums
 from dualpace.graphs.logit_edits import edit
+from dualpace.graphs.logprobs import RawLogits
 from dualpace.graphs.sampling import SamplingRows
 from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.spec import ModelSpec
@@ -210,13 +211,17 @@ class Forward:
         else:
             sampling.best_part(self._logits(h_BH), first, out)
 
-    def sample(self, h_BH: Tensor, how: SamplingRows, tokens_B: Tensor) -> None:
-        """One token a row by its sampling parameters; never waits for the device. Edits depend on
-        the batch, so what carries them out is launched, not captured."""
-        logits_BV = self.logits(h_BH)
+    def sample(self, h_BH: Tensor, how: SamplingRows, tokens_B: Tensor) -> Tensor | None:
+        """One token a row by its sampling parameters; never waits for the device. Returns the
+        log-probabilities that rows ask for (logprobs.log_probabilities), if any does. They and
+        edits depend on the batch, so what makes them is launched, not captured."""
+        logits_BV, raw = self.logits(h_BH), None
+        if how.logprobs is not None:
+            raw = RawLogits.of(logits_BV, how.logprobs, how.edits is not None)
         if how.edits is not None:
             edit(logits_BV, how.edits, how.temperature)
         sampling.sample(logits_BV, how, tokens_B)
+        return None if raw is None else raw.told(tokens_B)
 
     def logits(self, h_BH: Tensor) -> Tensor:
         """Final-normed h -> float32 [B, V], not rounded in between."""

@@ -15,6 +15,7 @@ from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.kv import make_pool
 from dualpace.graphs.gpu.linear import PRODUCTS, Choices, candidates
 from dualpace.graphs.gpu.skinny import Skinny
+from dualpace.graphs.logprobs import LogprobRows
 from dualpace.graphs.random_weights import random_weights
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.sampling import SamplingRows
@@ -22,6 +23,7 @@ from dualpace.graphs.shard import Shard
 from dualpace.graphs.spec import ModelSpec
 from tests.graphs.asked import Asked, edits_of
 from tests.graphs.ranks import in_threads
+from tests.graphs.told import check
 
 SPEC = ModelSpec(
     architecture="Qwen3ForCausalLM",
@@ -213,6 +215,7 @@ def test_two_ranks_compute_what_one_does(cuts: str) -> None:
     how = SamplingRows.of(*torch.tensor([[1.0] * 3, [0, 5, 0], [1, 1, 0.8], [0.2, 0.5, 0.9]]))
     how = dataclasses.replace(how, top_k=how.top_k.int())
     edits = edits_of({1: Asked([5], [60, 89], 0.1, 0.5, 0.2, 1.3, {7: -torch.inf, 88: 3.0})})
+    asking = LogprobRows(torch.tensor([1, 2]), best=4)
     lock = threading.Lock()
 
     def run(collective: Collective) -> dict[str, torch.Tensor]:
@@ -237,8 +240,12 @@ def test_two_ranks_compute_what_one_does(cuts: str) -> None:
             for name in ("greedy", "sample", "edited"):
                 found[name] = torch.empty(ROWS, dtype=torch.int32)
             forward.greedy(rows.h, found["greedy"])
-            forward.sample(rows.h, how, found["sample"])
-            forward.sample(rows.h, dataclasses.replace(how, edits=edits), found["edited"])
+            assert forward.sample(rows.h, how, found["sample"]) is None
+            edited = dataclasses.replace(how, edits=edits, logprobs=asking)
+            told = forward.sample(rows.h, edited, found["edited"])
+            assert told is not None
+            asked = asking.rows
+            check(told, found["logits"][asked], found["edited"][asked], asking.best)
         return found
 
     (alone,), (first, second) = in_threads(1, run), in_threads(2, run)
