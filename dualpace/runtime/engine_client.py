@@ -23,7 +23,7 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import start_process
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.submissions import Submission, encode
-from dualpace.runtime.token_stream import TokenStream
+from dualpace.runtime.token_stream import Admission, TokenStream
 from dualpace.runtime.types import ENGINES
 from dualpace.runtime.wire import Message
 
@@ -62,6 +62,7 @@ class EngineClient:
         self.start_s = time.monotonic()
         self.phases: list[tuple[float, str]] = [(0.0, "starting the engine process")]
         self.on_phase: Callable[[str], None] | None = None
+        self.on_round: Callable[[int], None] | None = None  # gets its prompt and output tokens
         self.num_tokens: Counter[str] = Counter()  # by engine
         self.progress_s = (
             self.start_s
@@ -211,6 +212,12 @@ class EngineClient:
         match message:
             case messages.Tokens():
                 self._hand_out(message)
+            case messages.Scheduled():
+                for request_id, queued_s in zip(
+                    message.request_ids.tolist(), message.queued_s.tolist(), strict=True
+                ):
+                    if stream := self._streams.get(request_id):
+                        stream.admission = Admission(queued_s, message.scheduled_s)
             case messages.Refused():
                 if stream := self._streams.pop(message.request_id, None):
                     stream.fail(RequestRefused(message.text))
@@ -238,6 +245,8 @@ class EngineClient:
 
     def _hand_out(self, message: messages.Tokens) -> None:
         self.progress_s = time.monotonic()
+        if self.on_round is not None:
+            self.on_round(message.num_prompt_tokens + len(message.tokens))
         by_engine = np.bincount(message.engines, minlength=len(ENGINES)).tolist()
         for name, count in zip(ENGINES, by_engine, strict=True):
             self.num_tokens[name] += count
@@ -253,7 +262,7 @@ class EngineClient:
                 continue  # cancelled while these were on their way
             if finished:
                 del self._streams[request_id]
-            stream.put(token_id, engine, finished)
+            stream.put(token_id, engine, message.made_s, finished)
 
     def _on_close(self) -> None:
         self._engine = None

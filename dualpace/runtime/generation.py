@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from dualpace.runtime.engine_client import EngineClient
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+from dualpace.runtime.token_stream import Admission, Update
 
 MAX_TOKEN_CHARS = 256  # no vocabulary has a longer token
 
@@ -144,8 +145,10 @@ class Piece:
     text: str
     token_ids: list[int]
     engines: list[int]  # who made each token, index into `types.ENGINES`
+    made_s: list[float]  # when each token was made; of `time.monotonic()`
     finish_reason: str | None
     stop_reason: str | int | None = None
+    admission: Admission | None = None
 
 
 def check_prompt(prompt: Sequence[int], max_context: int, vocab: int) -> None:
@@ -165,6 +168,12 @@ def check_prompt(prompt: Sequence[int], max_context: int, vocab: int) -> None:
         )
 
 
+def output_limit(params: SamplingParams, prompt_len: int, max_context: int) -> int:
+    """Tokens that an answer may have: as asked, or as many as the context has room for."""
+    room = max_context - prompt_len
+    return room if params.max_tokens is None else min(params.max_tokens, room)
+
+
 async def generate(
     client: EngineClient,
     tokenizer: Tokenizer,
@@ -176,15 +185,15 @@ async def generate(
 
     Closing the generator gives the request up. Raises as TokenStream does.
     """
-    room = max_context - len(prompt)
-    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    limit = output_limit(params, len(prompt), max_context)
     least = min(params.min_tokens, limit)
     stream = client.submit(prompt, replace(params, max_tokens=limit, min_tokens=least))
     eos = client.plan.model.eos_token_ids
     text = _AnswerText(tokenizer.detokenizer(params.skip_special_tokens), params, eos)
     try:
         async for update in stream:
-            piece = text.piece(update.token_ids, update.engines, update.finish_reason)
+            piece = text.piece(update)
+            piece.admission = stream.admission
             if piece.finish_reason is not None:
                 stream.close()
             yield piece
@@ -205,8 +214,9 @@ class _AnswerText:
         # Of these the end of sequence is none, unless it is one only because it was named.
         self._named = {*params.stop_token_ids}.difference(() if params.ignore_eos else eos)
 
-    def piece(self, token_ids: list[int], engines: list[int], finish_reason: str | None) -> Piece:
+    def piece(self, update: Update) -> Piece:
         """Tokens after the one that completes a stop string are dropped."""
+        token_ids, finish_reason = update.token_ids, update.finish_reason
         shown = []
         for index, token_id in enumerate(token_ids):
             is_last = index == len(token_ids) - 1
@@ -219,7 +229,7 @@ class _AnswerText:
             shown.append(text)
             if stopped:
                 count = index + 1
-                cut = token_ids[:count], engines[:count]
+                cut = token_ids[:count], update.engines[:count], update.made_s[:count]
                 return Piece("".join(shown), *cut, "stop", self._stops.completed)
         if finish_reason is not None:
             text, stopped = self._stops.push(self._detokenizer.flush(), self._exempt < 0)
@@ -227,7 +237,8 @@ class _AnswerText:
             finish_reason = "stop" if stopped else finish_reason
         named = finish_reason == "stop" and token_ids[-1] in self._named
         stop_reason = self._stops.completed or (token_ids[-1] if named else None)
-        return Piece("".join(shown), token_ids, engines, finish_reason, stop_reason)
+        made = token_ids, update.engines, update.made_s
+        return Piece("".join(shown), *made, finish_reason, stop_reason)
 
 
 async def merge(

@@ -21,6 +21,16 @@ def no_bytes() -> U8:
     return np.empty(0, np.uint8)
 
 
+def no_words() -> I32:
+    return np.empty(0, np.int32)
+
+
+def asks_for(best: int | None) -> int:
+    """How a request for log-probabilities is told: 0 for none, else 1 + the likeliest tokens that
+    are wanted beside the generated one."""
+    return 0 if best is None else 1 + best
+
+
 # ---- engine -> GPU worker; to the CPU worker before, where it holds host rows
 
 
@@ -53,6 +63,7 @@ class GpuBatch(Message, kind=1):
     source_blocks: I32
     target_blocks: I32
     edits: U8 = field(default_factory=no_bytes)  # `Edits`, encoded; empty: no row has any
+    logprobs: U8 = field(default_factory=no_bytes)  # `asks_for` by row; empty: nobody asks
 
 
 # ---- engine -> CPU worker
@@ -74,6 +85,7 @@ class CpuBatch(Message, kind=2):
     top_p: F32
     uniform: F32
     edits: U8 = field(default_factory=no_bytes)  # `Edits`, encoded; empty: no row has any
+    logprobs: U8 = field(default_factory=no_bytes)  # `asks_for` by row; empty: nobody asks
 
 
 @dataclass(slots=True)
@@ -132,6 +144,8 @@ class StepDone(Message, kind=13):
     duration_s: float
     tokens: I32
     compiles_after_ready: int
+    asking: I32 = field(default_factory=no_words)  # rows whose log-probabilities follow
+    logprobs: I32 = field(default_factory=no_words)  # as many words each (`logprobs.num_words`)
 
 
 @dataclass(slots=True)
@@ -192,6 +206,7 @@ class Submit(Message, kind=21):
     top_p: F32
     seeds: I64
     rules: str = ""
+    logprobs: U8 = field(default_factory=no_bytes)  # `asks_for` by request; empty: nobody asks
 
 
 @dataclass(slots=True)
@@ -217,6 +232,17 @@ class Tokens(Message, kind=24):
     tokens: I32
     engines: U8
     finished: U8
+    made_s: float  # when the round was applied
+    num_prompt_tokens: int  # of the prompts whose first token is among these
+
+
+@dataclass(slots=True)
+class Scheduled(Message, kind=28):
+    """Requests whose first round has been decided; goes before any of their tokens."""
+
+    request_ids: I64
+    queued_s: F64  # when the engine took each in
+    scheduled_s: float
 
 
 @dataclass(slots=True)

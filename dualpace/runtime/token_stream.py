@@ -8,12 +8,22 @@ from typing import Self
 from dualpace.runtime.messages import FINISH_REASONS
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """When the engine took a request in, and when it decided the first round that computes some of
+    it; of `time.monotonic()`."""
+
+    queued_s: float
+    scheduled_s: float
+
+
 @dataclass(slots=True)
 class Update:
     """Tokens that came since the last one; `engines` says who made each, by place in ENGINES."""
 
     token_ids: list[int] = field(default_factory=list)
     engines: list[int] = field(default_factory=list)
+    made_s: list[float] = field(default_factory=list)  # when each was; of `time.monotonic()`
     finish_reason: str | None = None  # stop (end of sequence) | length
 
 
@@ -26,6 +36,7 @@ class TokenStream:
     def __init__(self, request_id: int, cancel: Callable[[Sequence[int]], None]) -> None:
         """`cancel` tells the engine to drop requests."""
         self.request_id = request_id
+        self.admission: Admission | None = None  # before the first token
         self._cancel = cancel
         self._update = Update()
         self._error: Exception | None = None
@@ -52,10 +63,11 @@ class TokenStream:
             self._ended = True
             self._cancel([self.request_id])
 
-    def put(self, token_id: int, engine: int, finished: int) -> None:
+    def put(self, token_id: int, engine: int, made_s: float, finished: int) -> None:
         update = self._update
         update.token_ids.append(token_id)
         update.engines.append(engine)
+        update.made_s.append(made_s)
         if finished:
             update.finish_reason = FINISH_REASONS[finished]
             self._ended = True

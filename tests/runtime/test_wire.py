@@ -21,7 +21,8 @@ def equal(a: Message, b: Message) -> bool:
 
 def tokens_message(ids: list[int]) -> messages.Tokens:
     zeros = np.zeros(len(ids), np.uint8)
-    return messages.Tokens(np.array(ids, np.int64), np.array(ids, np.int32), zeros, zeros)
+    tokens = np.array(ids, np.int32)
+    return messages.Tokens(np.array(ids, np.int64), tokens, zeros, zeros, 0.5, len(ids))
 
 
 @given(

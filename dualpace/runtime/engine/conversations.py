@@ -1,5 +1,6 @@
 """What a request says: its tokens, and how the next one is sampled. Knows no queues or workers."""
 
+import time
 from array import array
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ class Conversation:
     seed: int
     ends: frozenset[int]  # tokens that end the answer
     editor: Editor | None = None  # of its logits, where it asks for that
+    queued_s: float = 0.0  # when the engine took it in; of `time.monotonic()`
+    is_scheduled: bool = False  # a round with some of it has been decided
 
     table: "array[int]" = field(default_factory=lambda: array("i"))  # copy of `listed`
     listed: list[int] | None = None
@@ -81,4 +84,5 @@ def open_conversation(asked: Submitted, eos: frozenset[int], start_s: float) -> 
         seed=asked.seed,
         ends=ends.union(rules.stop_token_ids) if rules.stop_token_ids else ends,
         editor=Editor(rules, request.prompt_len, eos) if rules.edits_logits else None,
+        queued_s=time.monotonic(),
     )

@@ -23,6 +23,7 @@ from dualpace.runtime import messages, submissions
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
 from dualpace.runtime.engine.conversations import Conversation, open_conversation
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
+from dualpace.runtime.engine.milestones import first_scheduled, prompt_tokens
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.scheduler import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
@@ -227,6 +228,8 @@ class LLMEngine:
                     self._cpu_changed.set()
                 if step is None:
                     break
+                if started := first_scheduled(step, self._conversations):
+                    self._send(started)
                 batch = gpu_batch(step, self._conversations, self._workers.epoch)
                 if step.has_host_rows:
                     self._workers.cpu.send(batch)
@@ -269,7 +272,8 @@ class LLMEngine:
         step = self._gpu_steps.popleft()
         assert step.number == done.step
         own = len(step.rows)
-        finished = self._take_tokens(step.rows, done.tokens[:own], Owner.GPU)
+        prompts = prompt_tokens(step, self._conversations)
+        finished = self._take_tokens(step.rows, done.tokens[:own], Owner.GPU, prompts)
         host = [*step.host_rows[0], *step.host_rows[1]]
         finished |= self._take_tokens(host, done.tokens[own:], Owner.CPU)
         self._log_round(Owner.GPU, self._state.apply_gpu(step, finished), done)
@@ -281,7 +285,9 @@ class LLMEngine:
         finished = self._take_tokens(step.rows, done.tokens, Owner.CPU)
         self._log_round(Owner.CPU, self._state.apply_cpu(step, finished), done)
 
-    def _take_tokens(self, rows: list[Row], sampled: Int32, owner: Owner) -> set[int]:
+    def _take_tokens(
+        self, rows: list[Row], sampled: Int32, owner: Owner, num_prompt_tokens: int = 0
+    ) -> set[int]:
         """Appends each row's token to its conversation; returns the ids that end with it."""
         ids, tokens, ends = [], [], []
         conversations = self._conversations
@@ -303,6 +309,8 @@ class LLMEngine:
                     np.array(tokens, np.int32),
                     np.full(len(ids), owner, np.uint8),
                     np.array(ends, np.uint8),
+                    time.monotonic(),
+                    num_prompt_tokens,
                 )
             )
         self._stats.count_tokens(owner, len(ids))

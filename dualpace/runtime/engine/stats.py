@@ -59,6 +59,7 @@ class EngineStats:
             "gpu_running": len(state.gpu_running),
             "cpu_waiting": len(state.cpu_waiting),
             "cpu_running": len(state.cpu_running),
+            "copying": sum(not request.ready for request in state.cpu_waiting),
             "gpu_blocks": {"capacity": state.gpu_pool.capacity, "used": state.gpu_pool.num_used},
             "host_blocks": {"capacity": state.host_pool.capacity, "used": state.host_pool.num_used},
             "tokens": dict(self.tokens),

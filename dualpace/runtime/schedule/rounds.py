@@ -137,6 +137,11 @@ class GpuStep:
     due: list[Request] = field(default_factory=list)  # their token reaches their estimate
 
     @property
+    def prompt_rows(self) -> list[Row]:
+        """Prompts and chunks of one: the last ones of `rows`."""
+        return self.rows[len(self.rows) - len(self.prefill_gpu) - len(self.prefill_cpu) :]
+
+    @property
     def has_host_rows(self) -> bool:
         """It runs in lockstep with the CPU worker (neo)."""
         return any(self.host_rows)

@@ -15,6 +15,7 @@ from dualpace.runtime.generation import (
     encode_text,
     generate,
     merge,
+    output_limit,
 )
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 from dualpace.runtime.server.conversation import conversation
@@ -22,6 +23,7 @@ from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.health import Condition, condition
 from dualpace.runtime.server.metrics import Metrics
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
+from dualpace.runtime.server.request_metrics import Asked
 from dualpace.runtime.server.responses import ChatShape, CompletionShape, Envelope, Shape, Usage
 from dualpace.runtime.server.streams import Job, Pieces
 from dualpace.runtime.server.tokens import (
@@ -134,15 +136,14 @@ class Service:
         params.check_tokens(model.vocab, model.eos_token_ids)
         for prompt in prompts:
             check_prompt(prompt, model.max_context, model.vocab)
-        answers = [
-            self.metrics.observe(
-                generate(self.client, tokenizer, prompt, params.seeded(i), model.max_context),
-                len(prompt),
-                arrival_s,
-            )
-            for prompt in prompts
-            for i in range(request.num_answers)
-        ]
+        answers = []
+        for prompt in prompts:
+            limit = output_limit(params, len(prompt), model.max_context)
+            asked = Asked(len(prompt), limit, request.num_answers, arrival_s)
+            for i in range(request.num_answers):
+                seeded = params.seeded(i)
+                pieces = generate(self.client, tokenizer, prompt, seeded, model.max_context)
+                answers.append(self.metrics.requests.observe(pieces, asked))
         return Job(
             envelope=Envelope(shape, model.name),
             pieces=self._counted(merge(answers)),

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,7 @@ class Running:
     ignore_eos: bool
     kind: str
     stop_token_ids: list[int]
+    prompt_len: int
     num_output: int = 0
 
     def next_token(self) -> tuple[int, int]:
@@ -104,7 +106,11 @@ class FakeEngine:
             bool(message.ignore_eos[i]),
             kind,
             rules.get("stop_token_ids", []),
+            int(message.offsets[i + 1] - message.offsets[i]),
         )
+        now_s = time.monotonic()
+        ids, queued_s = np.array([request_id], np.int64), np.array([now_s])
+        self.link.send(messages.Scheduled(ids, queued_s, now_s))
 
     async def rounds(self) -> None:
         number = 0
@@ -120,6 +126,7 @@ class FakeEngine:
         due = [(i, r) for i, r in self.running.items() if r.is_due(number)]
         if not due:
             return
+        num_prompt_tokens = sum(r.prompt_len for _, r in due if not r.num_output)
         made = [(i, r.num_output % 2, *r.next_token()) for i, r in due]
         for request_id, engine, _, finished in made:
             self.tokens["cpu" if engine else "gpu"] += 1
@@ -132,6 +139,8 @@ class FakeEngine:
                 np.array(tokens, np.int32),
                 np.array(engines, np.uint8),
                 np.array(finished, np.uint8),
+                time.monotonic(),
+                num_prompt_tokens,
             )
         )
 
@@ -142,6 +151,7 @@ class FakeEngine:
             "gpu_running": count,
             "cpu_waiting": 0,
             "cpu_running": 0,
+            "copying": 0,
             "gpu_blocks": {"capacity": 100, "used": count},
             "host_blocks": {"capacity": 200, "used": 0},
             "tokens": self.tokens,

@@ -13,6 +13,7 @@ from dualpace.runtime import messages
 from dualpace.runtime.connection import Connection
 from dualpace.runtime.engine_client import EngineClient, EngineGone
 from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.token_stream import Admission
 from dualpace.runtime.wire import Message
 from tests.servers import PATIENCE_S
 
@@ -41,7 +42,7 @@ class Peer:
 
     def send_tokens(self, *rows: tuple[int, int, int, int]) -> None:
         ids, tokens, engines, finished = (np.array(column) for column in zip(*rows, strict=True))
-        self.link.send(messages.Tokens(ids, tokens, engines, finished))
+        self.link.send(messages.Tokens(ids, tokens, engines, finished, 2.0, 7))
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -93,6 +94,23 @@ def test_a_slow_reader_gets_its_tokens_at_once():
             assert updates[0].finish_reason == "stop"
             assert [u.finish_reason async for u in second] == ["length"]
             assert client.num_requests == 0
+
+    asyncio.run(run())
+
+
+def test_a_stream_knows_when_its_request_was_scheduled_and_each_token_made():
+    async def run():
+        async with connected() as (client, peer):
+            rounds = []
+            client.on_round = rounds.append
+            stream = client.submit([1], PARAMS)
+            ids = np.array([stream.request_id, 99])
+            peer.link.send(messages.Scheduled(ids, np.array([0.5, 0.75]), 1.25))
+            peer.send_tokens((stream.request_id, 7, 0, 2), (99, 1, 0, 0))
+            updates = [update async for update in stream]
+            assert [update.made_s for update in updates] == [[2.0]]
+            assert stream.admission == Admission(queued_s=0.5, scheduled_s=1.25)
+            assert rounds == [7 + 2], "prompt tokens as the message says, and each row's own"
 
     asyncio.run(run())
 
