@@ -61,6 +61,8 @@ def request_record(
         "output_len": output_len,
         "max_tokens": request.max_tokens,
     }
+    if request.num_preemptions:  # times that its KV was dropped and computed again
+        record["preemptions"] = request.num_preemptions
     if refused:
         record["refused"] = True
     if cancelled:

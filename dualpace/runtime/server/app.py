@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from dualpace.runtime.server import errors
 from dualpace.runtime.server.body import read
 from dualpace.runtime.server.body_limit import BodyLimit
+from dualpace.runtime.server.http_metrics import CountRequests
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.service import Service
 from dualpace.runtime.server.streams import Answer
@@ -20,6 +21,7 @@ def build_app(service: Service) -> FastAPI:
     app = FastAPI(title="DualPace", version=version("dualpace"), openapi_url=None)
     errors.install(app)
     app.add_middleware(BodyLimit)
+    app.add_middleware(CountRequests, registry=service.metrics.registry)
     created = int(time.time())
 
     @app.post("/v1/completions")

@@ -28,23 +28,23 @@ class Metrics:
         self._client = client
         model = client.plan.model
         labels = {"model_name": model.name, "engine": "0"}  # vLLM's; `engine` is a replica's number
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._engine = _EngineCollector(client, labels)
-        self._registry.register(self._engine)
-        ProcessCollector(registry=self._registry)
-        self.requests = RequestMetrics(self._registry, labels, model.max_context)
+        self.registry.register(self._engine)
+        ProcessCollector(registry=self.registry)
+        self.requests = RequestMetrics(self.registry, labels, model.max_context)
         client.on_round = self.requests.count_round
 
     async def render(self) -> bytes:
         """The exposition text. An engine that does not answer leaves its last snapshot standing."""
         if not self._client.is_ready:  # it may be busy with its start
-            return generate_latest(self._registry)
+            return generate_latest(self.registry)
         try:
             self._engine.snapshot = await self._client.stats(_STATS_TIMEOUT_S)
             self._engine.answered = True
         except (TimeoutError, EngineGone):
             self._engine.answered = False
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class _EngineCollector(Collector):

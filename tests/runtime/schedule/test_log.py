@@ -83,6 +83,8 @@ def test_refused_and_cancelled_are_named_where_so() -> None:
     request = Request(1, 4, 5, 0.5)
     assert request_record(request, 0, refused=True)["refused"] is True
     assert request_record(request, 2, cancelled=True)["cancelled"] is True
+    request.num_preemptions = 2
+    assert request_record(request, 2)["preemptions"] == 2
     assert not {"refused", "cancelled"} & request_record(request, 5).keys()
 
 

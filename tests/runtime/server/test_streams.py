@@ -119,6 +119,25 @@ def test_metrics_move(server, client):
     assert grown("dualpace_tokens_total", engine="cpu") == 1
 
 
+def test_answers_are_counted_by_route_and_class_of_status(server):
+    def count(handler, method, status):
+        labels = (("handler", handler), ("method", method), ("status", status))
+        return metrics(server).get(("http_requests_total", labels), 0)
+
+    asked = [
+        ("GET", "/v1/models", "/v1/models", "2xx"),
+        ("GET", "/v1/models/other", "/v1/models/{model:path}", "4xx"),
+        ("POST", "/v1/completions", "/v1/completions", "4xx"),  # no body
+        ("GET", "/nowhere", "none", "4xx"),
+    ]
+    before = [count(handler, method, status) for method, _, handler, status in asked]
+    for method, path, _, _ in asked:
+        server.http.request(method, path)
+    after = [count(handler, method, status) for method, _, handler, status in asked]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1, 1]
+    assert count("/metrics", "GET", "2xx") == 0
+
+
 def test_metrics_of_the_engine(server):
     now = metrics(server)
     ours = (("engine", "0"), ("model_name", "tiny"))
