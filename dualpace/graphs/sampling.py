@@ -34,9 +34,14 @@ class SamplingRows:
     logprobs: LogprobRows | None = None  # None: no row asks
 
     @property
+    def needs_logits(self) -> bool:
+        """Whether some row's logits are edited or told about."""
+        return self.edits is not None or self.logprobs is not None
+
+    @property
     def best_is_enough(self) -> bool:
         """Whether each row takes the best token of its logits as they are, and tells no more."""
-        return self.all_greedy and self.edits is None and self.logprobs is None
+        return self.all_greedy and not self.needs_logits
 
     @classmethod
     def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor, u: Tensor) -> SamplingRows:

@@ -47,6 +47,7 @@ class AssistLayout:
     itemsize: int
     attention_parts: int = 1  # CPU ranks: each writes the columns of its own heads
     edits_bytes: int = 0  # the longest encoded `messages.Edits`
+    logprob_words: int = 0  # the most that a row is told beside its token
 
     def offsets(self) -> dict[str, tuple[int, int]]:
         """Name -> (offset, bytes); every part starts on its own cache line, each rank's attention
@@ -63,7 +64,9 @@ class AssistLayout:
             "top_p": 4 * rows,
             "uniform": 4 * rows,
             "edits": self.edits_bytes,
+            "asking": 4 * rows,
             "tokens": 4 * rows,
+            "logprobs": 4 * rows * self.logprob_words,
             "residual": rows * self.hidden * self.itemsize,
             "result": rows * self.hidden * self.itemsize,
         }
@@ -93,7 +96,7 @@ class AssistBuffer:
         self._offsets = layout.offsets()
         self._control = self._array(
             "control", np.int64
-        )  # state, kind, layer, rows, publication's epoch, bytes of edits
+        )  # state, kind, layer, rows, publication's epoch, bytes of edits, rows asking, how much
         self._epoch = self._array("epoch", np.int64)
         self.times = self._array("times", np.float64)  # published, and the GPU's parts, seconds
         self.temperature = self._array("temperature", np.float32)
@@ -101,7 +104,9 @@ class AssistBuffer:
         self.top_p = self._array("top_p", np.float32)
         self.uniform = self._array("uniform", np.float32)
         self.tokens = self._array("tokens", np.int32)
+        self.logprobs = self._array("logprobs", np.int32)  # of the rows that ask, row after row
         self._edits = self._array("edits", np.uint8)
+        self._asking = self._array("asking", np.int32)
 
     @property
     def memory(self) -> memoryview:
@@ -138,6 +143,11 @@ class AssistBuffer:
         self._edits[: len(encoded)] = encoded
         self._control[5] = len(encoded)
 
+    def write_asking(self, rows: np.ndarray, best: int) -> None:
+        """Rows whose log-probabilities are wanted, and of how many of the likeliest tokens."""
+        self._asking[: len(rows)] = rows
+        self._control[6:8] = len(rows), best
+
     def is_done(self) -> bool:
         """Raises AssistLostError when the epoch has moved on since the publication."""
         if self.epoch != self._control[4]:
@@ -165,6 +175,11 @@ class AssistBuffer:
     def edits(self) -> np.ndarray:
         """What `write_edits` was given, as uint8: a view."""
         return self._edits[: int(self._control[5])]
+
+    def asking(self) -> tuple[np.ndarray, int]:
+        """What `write_asking` was given; the rows are a view."""
+        count, best = self._control[6:8].tolist()
+        return self._asking[:count], best
 
     def finish(self, epoch: int, cpu_doorbell: int) -> None:
         """The result is in place. An assist of an older epoch is forgotten."""

@@ -205,8 +205,8 @@ class Submit(Message, kind=21):
     top_k: I32
     top_p: F32
     seeds: I64
+    logprobs: U8  # `asks_for`
     rules: str = ""
-    logprobs: U8 = field(default_factory=no_bytes)  # `asks_for` by request; empty: nobody asks
 
 
 @dataclass(slots=True)
@@ -234,6 +234,8 @@ class Tokens(Message, kind=24):
     finished: U8
     made_s: float  # when the round was applied
     num_prompt_tokens: int  # of the prompts whose first token is among these
+    asking: I32 = field(default_factory=no_words)  # places here of tokens that are told about
+    logprobs: I32 = field(default_factory=no_words)  # as many words each (`logprobs.num_words`)
 
 
 @dataclass(slots=True)

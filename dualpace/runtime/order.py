@@ -30,7 +30,7 @@ class Decision:
     layer: int = 0
     rows: int = 0
     all_greedy: bool = True
-    has_edits: bool = False  # of logits
+    needs_logits: bool = False  # which are edited, or whose log-probabilities are asked for
 
     @property
     def is_task(self) -> bool:
@@ -72,7 +72,7 @@ class OrderLeader:
             decision.layer,
             decision.rows,
             decision.all_greedy,
-            decision.has_edits,
+            decision.needs_logits,
         )
         counts[0] = made + 1
         for bell in self._bells:
@@ -92,6 +92,6 @@ class OrderFollower:
         read = int(counts[self._rank])
         if read == counts[0]:
             return None
-        kind, layer, rows, all_greedy, has_edits = self._order.slots[read % _SLOTS].tolist()
+        kind, layer, rows, all_greedy, needs_logits = self._order.slots[read % _SLOTS].tolist()
         counts[self._rank] = read + 1
-        return Decision(kind, layer, rows, bool(all_greedy), bool(has_edits))
+        return Decision(kind, layer, rows, bool(all_greedy), bool(needs_logits))

@@ -16,6 +16,7 @@ from dualpace.runtime.logit_rules import (
 
 MAX_STOPS = 16
 MAX_BIAS = 100.0
+MAX_LOGPROBS = 20  # likeliest tokens that a request may ask for
 # Beyond these a draw cannot be told from the best token's or from an even one, and float32 cannot
 # hold what logits become.
 LEAST_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
@@ -55,12 +56,15 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()  # the answer ends with the first of these
     include_stop_str_in_output: bool = False  # text ends after what ended it, not before
     skip_special_tokens: bool = True  # False: text shows them
+    logprobs: int | None = None  # tell each token's, and those of so many of the likeliest
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         self._check_drawing()
         self._check_rules()
         self._check_end()
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise self._out_of_range("logprobs", f"0 to {MAX_LOGPROBS}")
 
     def _check_drawing(self) -> None:
         if not 0 <= self.temperature <= MAX_TEMPERATURE:
@@ -127,6 +131,8 @@ class SamplingParams:
                 raise InvalidParameter(
                     name, f"{name} names token {unknown}: this model has 0 to {vocab - 1}."
                 )
+        if self.logprobs is not None and self.logprobs > vocab:
+            raise self._out_of_range("logprobs", f"0 to {vocab}, as many as this model has tokens")
         allowed, ends = self.allowed_token_ids or range(vocab), {*eos, *self.stop_token_ids}
         if self.min_tokens and ends.issuperset(allowed):
             raise InvalidParameter(

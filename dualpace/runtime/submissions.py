@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dualpace.runtime.logit_rules import LogitRules
-from dualpace.runtime.messages import Submit
+from dualpace.runtime.messages import Submit, asks_for
 from dualpace.runtime.sampling_params import SamplingParams
 
 _MAX_TOKENS = 2**31 - 1
@@ -41,6 +41,7 @@ class Submitted:
     top_p: float
     seed: int
     rules: LogitRules
+    logprobs: int  # `messages.asks_for`
 
 
 def encode(batch: Sequence[Submission]) -> Submit:
@@ -61,6 +62,7 @@ def encode(batch: Sequence[Submission]) -> Submit:
         top_p=np.array([p.top_p for p in params], np.float32),
         seeds=np.array([p.seed for p in params], np.int64),
         rules=json.dumps(rules) if rules else "",
+        logprobs=np.array([asks_for(p.logprobs) for p in params], np.uint8),
     )
 
 
@@ -78,4 +80,5 @@ def decode(message: Submit) -> Iterator[Submitted]:
             top_p=float(message.top_p[i]),
             seed=int(message.seeds[i]),
             rules=LogitRules.of(asked[str(i)]) if str(i) in asked else _NO_RULES,
+            logprobs=int(message.logprobs[i]),
         )

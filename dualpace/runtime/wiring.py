@@ -9,7 +9,9 @@ from dualpace.runtime.channel import ChannelSize
 from dualpace.runtime.kv.layout import KvLayout
 from dualpace.runtime.lockstep import LockstepLayout
 from dualpace.runtime.logit_rules import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from dualpace.runtime.logprobs import num_words
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.sampling_params import MAX_LOGPROBS
 from dualpace.runtime.shared_memory import Stretch
 
 _ROW_BYTES = 64  # all per-row fields of a batch together
@@ -33,7 +35,7 @@ def channel_size(plan: Plan, role: str) -> ChannelSize:
         rows = plan.cpu.max_batch_size
         down = blocks + rows * _ROW_BYTES
     down += edits_bytes(plan, rows, blocks // 4)
-    up = max(64 * 1024, 16 * rows)
+    up = max(64 * 1024, (16 + 4 * num_words(MAX_LOGPROBS)) * rows)
     return ChannelSize(MAX_STEPS_IN_FLIGHT + 1, down + _FIXED_BYTES, _SLOTS_UP, up + _FIXED_BYTES)
 
 
@@ -55,6 +57,7 @@ def assist_layout(plan: Plan) -> AssistLayout:
         itemsize=model.itemsize,
         attention_parts=plan.cpu.tp,
         edits_bytes=edits_bytes(plan, plan.cpu.max_batch_size, plan.kv.host_pool_blocks),
+        logprob_words=num_words(MAX_LOGPROBS),
     )
 
 

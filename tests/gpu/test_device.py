@@ -117,7 +117,7 @@ def generate(graphs: DecodeGraphs, pool: torch.Tensor, whole: bool, wait: bool) 
             graphs.pre_layer()
             for index in range(graphs.num_segments):
                 graphs.segment(index)
-        out.append(graphs.post_layer()[:5].clone())
+        out.append(graphs.post_layer().tokens[:5].clone())
         if wait:
             torch.cuda.synchronize()
     return [tokens.tolist() for tokens in out]
@@ -177,7 +177,7 @@ def test_float32_tokens_are_those_of_the_stages() -> None:
     before = pool.clone()
     graphs.begin(batch)
     graphs.whole()
-    got = graphs.post_layer()[:5].tolist()
+    got = graphs.post_layer().tokens[:5].tolist()
     positions = torch.from_numpy(batch.positions).to(CUDA)
     x = stages.pre_layer(torch.from_numpy(batch.token_ids).to(CUDA), forward.weights.embed)
     cos, sin = (t.to(CUDA) for t in rope_table(SPEC, SPEC.max_context))

@@ -19,7 +19,7 @@ def make(size: int) -> tuple[OrderLeader, list[OrderFollower], list[int]]:
 def test_every_follower_reads_every_decision_and_is_woken() -> None:
     leader, followers, bells = make(3)
     said = [Decision(TASK), Decision(1, 7, 30, all_greedy=False)]
-    said += [Decision(2, 0, 5, has_edits=True), Decision(TASK)]
+    said += [Decision(2, 0, 5, needs_logits=True), Decision(TASK)]
     assert followers[0].next() is None
     for decision in said:
         leader.say(decision)

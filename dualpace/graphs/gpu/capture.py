@@ -28,7 +28,8 @@ from dualpace.graphs.gpu.forward import Forward, Rows
 from dualpace.graphs.gpu.launches import Launches
 from dualpace.graphs.gpu.planned import PackedInputs
 from dualpace.graphs.logit_edits import LogitEdits
-from dualpace.graphs.sampling import SamplingRows
+from dualpace.graphs.logprobs import LogprobRows
+from dualpace.graphs.sampling import Drawn, SamplingRows
 
 _WARM_UPS = 2  # the first run compiles and allocates
 _IDLE = {"source": -1, "top_p": 1.0}  # of padding rows; 0 elsewhere
@@ -188,17 +189,19 @@ class DecodeGraphs:
         assert self._whole is not None
         self._whole.replay()
 
-    def post_layer(self, edits: LogitEdits | None = None) -> Tensor:
-        """Samples: int32 [M], the same buffer each time. With edits it is launched, not replayed:
-        their sizes change from round to round.
+    def post_layer(
+        self, edits: LogitEdits | None = None, logprobs: LogprobRows | None = None
+    ) -> Drawn:
+        """Samples: int32 [M], the same buffer each time. With edits, or where log-probabilities are
+        asked for, it is launched, not replayed: their sizes change from round to round.
         """
-        tokens = self._sampled[: self.bucket]
-        if edits is not None:
-            how = replace(self._inputs.sampling, edits=edits)
-            self._forward.sample(self._rows.h, how, tokens)
+        tokens, told = self._sampled[: self.bucket], None
+        if edits is not None or logprobs is not None:
+            how = replace(self._inputs.sampling, edits=edits, logprobs=logprobs)
+            told = self._forward.sample(self._rows.h, how, tokens)
         else:
             (self._greedy if self._is_greedy else self._sample).replay()
-        return tokens
+        return Drawn(tokens, told)
 
     # ---- what is captured
 

@@ -63,6 +63,11 @@ def _edits(rows: Sequence[Row], content: Sequence[Conversation]) -> U8:
     return encode_edits(due)
 
 
+def _asked(content: Sequence[Conversation]) -> U8:
+    asked = [c.logprobs for c in content]
+    return _bytes(asked) if any(asked) else messages.no_bytes()
+
+
 def _columns(
     rows: Sequence[Row], conversations: Mapping[int, Conversation]
 ) -> dict[str, npt.NDArray[Any]]:
@@ -83,6 +88,7 @@ def _columns(
         "top_p": np.array([c.top_p for c in content], np.float32),
         "uniform": _uniforms(rows, content, temperature),
         "edits": _edits(rows, content),
+        "logprobs": _asked(content),
     }
 
 

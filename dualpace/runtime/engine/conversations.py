@@ -24,6 +24,7 @@ class Conversation:
     seed: int
     ends: frozenset[int]  # tokens that end the answer
     editor: Editor | None = None  # of its logits, where it asks for that
+    logprobs: int = 0  # that it asks for: `messages.asks_for`
     queued_s: float = 0.0  # when the engine took it in; of `time.monotonic()`
     is_scheduled: bool = False  # a round with some of it has been decided
 
@@ -84,5 +85,6 @@ def open_conversation(asked: Submitted, eos: frozenset[int], start_s: float) -> 
         seed=asked.seed,
         ends=ends.union(rules.stop_token_ids) if rules.stop_token_ids else ends,
         editor=Editor(rules, request.prompt_len, eos) if rules.edits_logits else None,
+        logprobs=asked.logprobs,
         queued_s=time.monotonic(),
     )

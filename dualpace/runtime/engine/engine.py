@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpace.runtime import messages, submissions
+from dualpace.runtime import logprobs, messages, submissions
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
 from dualpace.runtime.engine.conversations import Conversation, open_conversation
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
@@ -273,25 +273,32 @@ class LLMEngine:
         assert step.number == done.step
         own = len(step.rows)
         prompts = prompt_tokens(step, self._conversations)
-        finished = self._take_tokens(step.rows, done.tokens[:own], Owner.GPU, prompts)
+        finished = self._take_tokens(step.rows, done, 0, Owner.GPU, prompts)
         host = [*step.host_rows[0], *step.host_rows[1]]
-        finished |= self._take_tokens(host, done.tokens[own:], Owner.CPU)
+        finished |= self._take_tokens(host, done, own, Owner.CPU)
         self._log_round(Owner.GPU, self._state.apply_gpu(step, finished), done)
 
     def _apply_cpu(self, done: messages.StepDone) -> None:
         step = self._cpu_step
         assert step is not None and step.number == done.step
         self._cpu_step = None
-        finished = self._take_tokens(step.rows, done.tokens, Owner.CPU)
+        finished = self._take_tokens(step.rows, done, 0, Owner.CPU)
         self._log_round(Owner.CPU, self._state.apply_cpu(step, finished), done)
 
     def _take_tokens(
-        self, rows: list[Row], sampled: Int32, owner: Owner, num_prompt_tokens: int = 0
+        self,
+        rows: list[Row],
+        done: messages.StepDone,
+        first: int,
+        owner: Owner,
+        num_prompt_tokens: int = 0,
     ) -> set[int]:
-        """Appends each row's token to its conversation; returns the ids that end with it."""
-        ids, tokens, ends = [], [], []
+        """Appends each row's token to its conversation; returns the ids that end with it. `rows`
+        are those of the batch from `first` on."""
+        ids, tokens, ends, places = [], [], [], []
         conversations = self._conversations
-        for row, token in zip(rows, sampled.tolist(), strict=True):
+        sampled = done.tokens[first : first + len(rows)].tolist()
+        for place, (row, token) in enumerate(zip(rows, sampled, strict=True), first):
             request_id = row.request.id
             conversation = conversations.get(request_id)
             if not row.sample or conversation is None:  # cancelled, or ended one round earlier
@@ -299,6 +306,7 @@ class LLMEngine:
             ids.append(request_id)
             tokens.append(token)
             ends.append(conversation.append(token))
+            places.append(place)
         finished = {i for i, end in zip(ids, ends, strict=True) if end} if any(ends) else set()
         for request_id in finished:
             self._forget(self._conversations[request_id])
@@ -311,6 +319,7 @@ class LLMEngine:
                     np.array(ends, np.uint8),
                     time.monotonic(),
                     num_prompt_tokens,
+                    *logprobs.of_rows(done, places),
                 )
             )
         self._stats.count_tokens(owner, len(ids))

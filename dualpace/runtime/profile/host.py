@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from dualpace.graphs.sampling import Drawn
 from dualpace.graphs.weights import DTYPES
 from dualpace.runtime.assist import AssistKind
 from dualpace.runtime.messages import CpuBatch, StepDone
@@ -57,15 +58,15 @@ class TimedClient(AssistClient):
     def release(self) -> None:
         self._client.release()
 
-    def tokens(self, num_rows: int) -> Tensor:
-        return self._client.tokens(num_rows)
+    def drawn(self, sampling: SamplingArrays) -> Drawn:
+        return self._client.drawn(sampling)
 
 
 class LayersOnly(FullCpu):
     """Full-CPU without its post-layer: what the layers of a decode iteration take."""
 
-    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
-        return torch.zeros(len(x), dtype=torch.int32)
+    def draw(self, x: Tensor, sampling: SamplingArrays) -> Drawn:
+        return Drawn(torch.zeros(len(x), dtype=torch.int32))
 
 
 class RankLink(Link):

@@ -88,7 +88,7 @@ def _primitives(
     client = cpu.client
     calls: dict[str, Callable[[int], object]] = {
         "post_attention": lambda i: cpu.full.finish_layer(i % layers, attention, x),
-        "post_layer": lambda i: cpu.full.tokens(x, sampling),
+        "post_layer": lambda i: cpu.full.draw(x, sampling),
         "write": lambda i: client.write(x),  # attention writes its output there itself
         "read": lambda i: client.shared.result[:rows].clone(),
         "write_final": lambda i: client.write(x, sampling),
@@ -119,8 +119,8 @@ def _assists(rows: int, station: HostStation, sweep: SweepConfig) -> Values:
         AssistKind.POST_ATTENTION: lambda i: cpu.fused.finish_layer(
             i % (cpu.num_layers - 1), attention, x
         ),
-        AssistKind.POST_ATTENTION_FINAL: lambda i: cpu.fused.tokens(x, sampling),
-        AssistKind.POST_LAYER: lambda i: cpu.split.tokens(x, sampling),
+        AssistKind.POST_ATTENTION_FINAL: lambda i: cpu.fused.draw(x, sampling),
+        AssistKind.POST_LAYER: lambda i: cpu.split.draw(x, sampling),
     }
     found = {}
     for kind, ask in asks.items():

@@ -54,8 +54,8 @@ class AssistService:
             sampling = sampling_rows(self._shared.sampling(rows), self._device)
         if self._order is not None:
             greedy = sampling is None or sampling.all_greedy
-            has_edits = sampling is not None and sampling.edits is not None
-            self._order.say(Decision(kind, layer, rows, greedy, has_edits))
+            needs_logits = sampling is not None and sampling.needs_logits
+            self._order.say(Decision(kind, layer, rows, greedy, needs_logits))
         launched = time.monotonic()
         x = self._shared.residual[:rows].to(self._device)
         attention = self._attention(rows)
@@ -63,12 +63,12 @@ class AssistService:
         if kind != AssistKind.POST_LAYER:
             x = self._stages.post_attention(layer, attention, x)
         computed = time.monotonic()
-        tokens = self._stages.post_layer(x, sampling) if sampling is not None else None
+        drawn = self._stages.draw(x, sampling) if sampling is not None else None
         sampled = time.monotonic()
-        if tokens is None:
+        if drawn is None:
             self._shared.result[:rows].copy_(x)
         else:
-            self._buffer.tokens[:rows] = tokens.cpu().numpy()
+            self._shared.write_drawn(drawn)
         moved_out = time.monotonic()
         self._buffer.finish(epoch, self._link.other_doorbell)
         self._link.send(

@@ -8,16 +8,17 @@ nothing.
 import time
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from dualpace.cpu.append import kv_append
 from dualpace.graphs.backends.whole import ChainedLayers
 from dualpace.graphs.executor import Stages
+from dualpace.graphs.sampling import Drawn
 from dualpace.runtime.assist import AssistLostError
 from dualpace.runtime.messages import CpuBatch, StepDone, StepDropped
 from dualpace.runtime.routing import ROUTES, Route
 from dualpace.runtime.worker.attention import DecodeAttention
+from dualpace.runtime.worker.drawn import on_host
 from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.routes import RouteRun
@@ -60,19 +61,20 @@ class CpuWorker:
         started = time.monotonic()
         self._stages.begin_round()
         route = self._routes[ROUTES[work.route]]
-        tokens = self._decode(work, route)
+        drawn = on_host(self._decode(work, route), work.sampling)
         duration = time.monotonic() - started
         compiles = self._stages.compiles_after_ready
-        self._link.send(StepDone(work.step, started, duration, tokens, compiles))
+        told = drawn.asking, drawn.logprobs
+        self._link.send(StepDone(work.step, started, duration, drawn.tokens, compiles, *told))
 
-    def _decode(self, work: CpuWork, route: RouteRun) -> np.ndarray:
+    def _decode(self, work: CpuWork, route: RouteRun) -> Drawn:
         self._attention.begin(work.decodes)  # one plan for all layers
         slots = torch.from_numpy(work.decodes.slots)
         positions = torch.from_numpy(work.positions)
         x = self._stages.pre_layer(torch.from_numpy(work.token_ids))
         chained = self._chained.begin(self._stages.tables(), positions, slots)
         if chained is not None and chained.post is not None and route.runs_layers:
-            return route.tokens(chained.run(x), work.sampling).numpy()
+            return route.draw(chained.run(x), work.sampling)
         for layer, cache in enumerate(self._layers):
             attention = route.attention_out(x)
             if chained is not None:
@@ -82,4 +84,4 @@ class CpuWorker:
                 kv_append(k, v, cache, slots)
                 self._attention.run(layer, q, attention.view(q.shape))
             x = route.finish_layer(layer, attention, x)
-        return route.tokens(x, work.sampling).numpy()
+        return route.draw(x, work.sampling)

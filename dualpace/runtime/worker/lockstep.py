@@ -24,6 +24,7 @@ from dualpace.runtime.worker.accelerator import Tasks
 from dualpace.runtime.worker.activations import sampling_rows
 from dualpace.runtime.worker.attention import DecodeAttention
 from dualpace.runtime.worker.copies import CopyEvent, Event
+from dualpace.runtime.worker.drawn import NOTHING, HostDrawn, joined, on_host
 from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.link import Link
@@ -117,12 +118,10 @@ class LockstepRounds:
         yield self._blockers(second)
         if y is not None:
             y = self._stages.post_attention(self._num_layers - 1, self._out(second), y)
-        tokens = np.full(work.num_rows, -1, np.int32)
-        tokens[work.sampled_rows] = main.sample(x, work)
-        host = [self._tokens(first, x[num_main:])]
+        drawn = [main.sample(x, work), self._draw(first, x[num_main:])]
         if y is not None:
-            host.append(self._tokens(second, y))
-        main.finish(work, started, np.concatenate([tokens, *host]), ends)
+            drawn.append(self._draw(second, y))
+        main.finish(work, started, joined(drawn), ends)
 
     def _start(self, batch: SubBatch) -> Tensor | None:
         return self._stages.pre_layer(torch.from_numpy(batch.work.token_ids)) if batch else None
@@ -144,10 +143,11 @@ class LockstepRounds:
         """Attention of the layer that was answered last, [rows, N * D]."""
         return self._exchange.out[batch.place][: len(batch)].flatten(1)
 
-    def _tokens(self, batch: SubBatch, x: Tensor) -> np.ndarray:
+    def _draw(self, batch: SubBatch, x: Tensor) -> HostDrawn:
         if not len(batch):
-            return np.empty(0, np.int32)
-        return self._stages.post_layer(x, sampling_rows(batch.work.sampling)).numpy()
+            return NOTHING
+        sampling = batch.work.sampling
+        return on_host(self._stages.draw(x, sampling_rows(sampling)), sampling)
 
 
 class HeadGroup:

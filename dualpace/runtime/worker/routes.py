@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dualpace.graphs.collective import Collective
 from dualpace.graphs.executor import Stages
+from dualpace.graphs.sampling import Drawn
 from dualpace.runtime.assist import AssistKind, AssistLostError
 from dualpace.runtime.worker.activations import Activations, sampling_rows
 from dualpace.runtime.worker.link import Link
@@ -20,7 +21,7 @@ from dualpace.runtime.worker.rows import SamplingArrays
 
 class RouteRun(Protocol):
     """`attention_out` is where layer's attention goes ([B, N * D]); `finish_layer` does the rest of
-    a layer, and `tokens` what follows the last one. `runs_layers`: whether all of every layer runs
+    a layer, and `draw` what follows the last one. `runs_layers`: whether all of every layer runs
     here.
     """
 
@@ -30,7 +31,7 @@ class RouteRun(Protocol):
 
     def finish_layer(self, layer: int, attention: Tensor, x: Tensor) -> Tensor: ...
 
-    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor: ...
+    def draw(self, x: Tensor, sampling: SamplingArrays) -> Drawn: ...
 
 
 class AssistClient:
@@ -58,9 +59,9 @@ class AssistClient:
     def release(self) -> None:
         self._buffer.release()
 
-    def tokens(self, num_rows: int) -> Tensor:
-        """int32 [B] of the finished assist, copied out."""
-        return torch.from_numpy(self._buffer.tokens[:num_rows].copy())
+    def drawn(self, sampling: SamplingArrays) -> Drawn:
+        """What the finished assist has drawn by `sampling`, copied out."""
+        return self.shared.drawn(sampling)
 
 
 class GroupAssistClient(AssistClient):
@@ -118,8 +119,8 @@ class FullCpu:
     def finish_layer(self, layer: int, attention: Tensor, x: Tensor) -> Tensor:
         return self._stages.post_attention(layer, attention, x)
 
-    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
-        return self._stages.post_layer(x, sampling_rows(sampling))
+    def draw(self, x: Tensor, sampling: SamplingArrays) -> Drawn:
+        return self._stages.draw(x, sampling_rows(sampling))
 
 
 class SplitFinal(FullCpu):
@@ -129,13 +130,12 @@ class SplitFinal(FullCpu):
         super().__init__(stages, attention_width)
         self._client = client
 
-    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
-        rows = len(x)
+    def draw(self, x: Tensor, sampling: SamplingArrays) -> Drawn:
         self._client.write(x, sampling)
-        self._client.ask(AssistKind.POST_LAYER, 0, rows)
-        tokens = self._client.tokens(rows)
+        self._client.ask(AssistKind.POST_LAYER, 0, len(x))
+        drawn = self._client.drawn(sampling)
         self._client.release()
-        return tokens
+        return drawn
 
 
 class FusedAssist:
@@ -153,7 +153,7 @@ class FusedAssist:
         return self._client.shared.attention[: len(x)]
 
     def finish_layer(self, layer: int, attention: Tensor, x: Tensor) -> Tensor:
-        """The last layer's rest waits for `tokens`."""
+        """The last layer's rest waits for `draw`."""
         if layer == self._last_layer:
             return x
         self._client.write(x)
@@ -162,9 +162,9 @@ class FusedAssist:
         self._client.release()
         return x
 
-    def tokens(self, x: Tensor, sampling: SamplingArrays) -> Tensor:
+    def draw(self, x: Tensor, sampling: SamplingArrays) -> Drawn:
         self._client.write(x, sampling)
         self._client.ask(AssistKind.POST_ATTENTION_FINAL, self._last_layer, len(x))
-        tokens = self._client.tokens(len(x))
+        drawn = self._client.drawn(sampling)
         self._client.release()
-        return tokens
+        return drawn

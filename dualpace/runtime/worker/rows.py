@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.messages import TOKEN_IN_FLIGHT, CpuBatch, Edits, GpuBatch
 from dualpace.runtime.types import RowKind
-from dualpace.runtime.wire import decode
+from dualpace.runtime.wire import U8, decode
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -33,6 +33,14 @@ class PromptRow:
 
 
 @dataclass(slots=True, frozen=True)
+class Asking:
+    """Who wants log-probabilities."""
+
+    rows: Int64  # [Q], by place among the sampled rows, ascending
+    best: int  # likeliest tokens beside the drawn one: the most that any row of the batch wants
+
+
+@dataclass(slots=True, frozen=True)
 class SamplingArrays:
     """One entry a sampled row; what `SamplingRows` is made of."""
 
@@ -41,6 +49,12 @@ class SamplingArrays:
     top_p: Float32
     uniform: Float32
     edits: Edits | None = None  # by place among these entries; None: no row has any
+    asking: Asking | None = None  # None: nobody asks
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether some row's logits are edited or told about."""
+        return self.edits is not None or self.asking is not None
 
 
 @dataclass(slots=True, frozen=True)
@@ -206,7 +220,16 @@ def _sampling(batch: GpuBatch | CpuBatch, rows: Int64) -> SamplingArrays:
         top_p=batch.top_p[rows],
         uniform=batch.uniform[rows],
         edits=edits_of(batch, rows),
+        asking=asking_of(batch.logprobs, rows),
     )
+
+
+def asking_of(asked: U8, rows: Int64) -> Asking | None:
+    """Of these rows of a message that says of each what it asks for (`messages.asks_for`)."""
+    if not len(asked):
+        return None
+    places = np.flatnonzero(asked[rows])
+    return Asking(places, int(asked.max()) - 1) if len(places) else None
 
 
 def edits_of(batch: GpuBatch | CpuBatch, rows: Int64) -> Edits | None:

@@ -17,6 +17,7 @@ from dualpace.runtime.worker.accelerator import Tasks
 from dualpace.runtime.worker.activations import sampling_rows
 from dualpace.runtime.worker.attention import AcceleratorAttention
 from dualpace.runtime.worker.copies import CopyEvent, Event
+from dualpace.runtime.worker.drawn import NOTHING, HostDrawn, on_host
 from dualpace.runtime.worker.rows import GpuWork, gpu_work
 from dualpace.runtime.worker.transfers import Staging, Transfers
 
@@ -71,7 +72,7 @@ class StandInRounds:
         self._stages.begin_round()
         self.start_migrations(batch)
         work = gpu_work(batch)
-        tokens = np.full(work.num_rows, -1, np.int32)
+        drawn = NOTHING
         ends: list[tuple[int, list[CopyEvent]]] = [(p.transfer_id, []) for p in work.host_prompts]
         if work.num_rows:
             x = self._stages.pre_layer(self.token_ids(work))
@@ -81,8 +82,8 @@ class StandInRounds:
             for layer in range(self._num_layers):
                 x = self._layer(layer, x, positions, work, ends)
                 yield self.blockers_of(work, layer + 1)
-            tokens[work.sampled_rows] = self.sample(x, work)
-        self.finish(work, started, tokens, ends)
+            drawn = self.sample(x, work)
+        self.finish(work, started, drawn, ends)
 
     # ---- parts of a round, also for those that carry host rows (`lockstep`)
 
@@ -96,13 +97,14 @@ class StandInRounds:
         self,
         work: GpuWork,
         started_s: float,
-        tokens: np.ndarray,
+        drawn: HostDrawn,
         ends: list[tuple[int, list[CopyEvent]]],
     ) -> None:
-        """`ends` are the layer-wise copies of each Prefill-to-CPU."""
+        """`drawn` by row of the message; `ends`: layer-wise copies of each Prefill-to-CPU."""
         duration = time.monotonic() - started_s
         compiles = self._stages.compiles_after_ready
-        done = StepDone(work.step, started_s, duration, tokens, compiles)
+        told = drawn.asking, drawn.logprobs
+        done = StepDone(work.step, started_s, duration, drawn.tokens, compiles, *told)
         self._finished.append((done, ends))
 
     def blockers_at_start(self, work: GpuWork) -> list[Event]:
@@ -152,14 +154,15 @@ class StandInRounds:
             token_ids[places] = self._sampled.tokens[source].long()
         return token_ids
 
-    def sample(self, x: Tensor, work: GpuWork) -> np.ndarray:
+    def sample(self, x: Tensor, work: GpuWork) -> HostDrawn:
+        """By row of the message, of this batch's own rows."""
         if not len(work.sampled_rows):
-            return np.empty(0, np.int32)
+            return NOTHING.among(work.num_rows, work.sampled_rows)
         last = x[self._to_device(work.last_tokens)]
-        tokens = self._stages.post_layer(last, sampling_rows(work.sampling, self._device))
+        drawn = self._stages.draw(last, sampling_rows(work.sampling, self._device))
         index = {request: i for i, request in enumerate(work.sampled_ids.tolist())}
-        self._sampled = Sampled(tokens, index)
-        return tokens.cpu().numpy()
+        self._sampled = Sampled(drawn.tokens, index)
+        return on_host(drawn, work.sampling).among(work.num_rows, work.sampled_rows)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

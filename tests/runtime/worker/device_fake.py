@@ -119,8 +119,12 @@ class Forward:
         zeros, ones = torch.zeros(len(h)), torch.ones(len(h))
         self.sample(h, SamplingRows.of(zeros, zeros.int(), ones, zeros), tokens)
 
-    def sample(self, h: torch.Tensor, how: SamplingRows, tokens: torch.Tensor) -> None:
-        tokens.copy_(self._stages.post_layer(h, how))
+    def sample(
+        self, h: torch.Tensor, how: SamplingRows, tokens: torch.Tensor
+    ) -> torch.Tensor | None:
+        drawn = self._stages.draw(h, how)
+        tokens.copy_(drawn.tokens)
+        return drawn.logprobs
 
     def _leave(self, rows: Rows, x: torch.Tensor) -> None:
         rows.x.copy_(x)

@@ -152,7 +152,7 @@ def run_steps(
                 graphs.segment(index)
         else:
             graphs.whole()
-        tokens = graphs.post_layer()
+        tokens = graphs.post_layer().tokens
         read[i % 2, : len(tokens)].copy_(tokens, non_blocking=True)
         events[i].record()
         if i:

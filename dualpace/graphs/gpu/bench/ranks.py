@@ -219,7 +219,7 @@ def decode_some(bench: RankBench, model: Model) -> tuple[Tensor, Tensor]:
         graphs.whole()
         if first is None:
             first = forward.logits(rows.h).clone()
-        tokens.append(graphs.post_layer().clone())
+        tokens.append(graphs.post_layer().tokens.clone())
     torch.cuda.synchronize()
     assert first is not None
     return torch.stack(tokens).cpu(), first.cpu()

@@ -25,7 +25,7 @@ from dualpace.runtime.assist import AssistKind
 from dualpace.runtime.kv.overlaps import ALL, Overlap
 from dualpace.runtime.messages import AssistDone
 from dualpace.runtime.order import Decision, OrderLeader
-from dualpace.runtime.worker.activations import Activations, sampling_like
+from dualpace.runtime.worker.activations import Activations, logprob_rows, sampling_like
 from dualpace.runtime.worker.cuda.events import DeviceEvent
 from dualpace.runtime.worker.edits import logit_edits
 from dualpace.runtime.worker.link import Link
@@ -70,12 +70,12 @@ class AssistGraphs:
                 self._last[bucket, name] = capturer.capture(function)
             progress(done, len(self.buckets))
 
-    def _final(self, rows: Rows) -> dict[str, Callable[[], None]]:
+    def _final(self, rows: Rows) -> dict[str, Callable[[], object]]:
         forward, how = self._forward, self._how(len(rows.x))
         return {
             "norm": partial(forward.normed, rows, forward.weights.final_norm),
             "greedy": partial(forward.greedy, rows.h, rows.tokens),
-            "sample": partial(forward.sample, rows.h, how, rows.tokens),
+            "sample": partial(forward.sample, rows.h, how, rows.tokens),  # nobody asks
         }
 
     def _how(self, count: int) -> SamplingRows:
@@ -98,11 +98,13 @@ class AssistGraphs:
         """h = the final norm of x."""
         self._last[bucket, "norm"].replay()
 
-    def sample(self, bucket: int, sampling: SamplingArrays) -> None:
-        """h -> tokens. Launched where logits are edited, for that is no captured work."""
-        if sampling.edits is None and not sampling.temperature.any():
+    def sample(self, bucket: int, sampling: SamplingArrays) -> Tensor | None:
+        """h -> tokens, and what is told to those who ask. Launched where logits are edited or told
+        about, for that is no captured work."""
+        needs_logits = sampling.needs_logits
+        if not needs_logits and not sampling.temperature.any():
             self._last[bucket, "greedy"].replay()
-            return
+            return None
         arrays = {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
@@ -111,12 +113,15 @@ class AssistGraphs:
         }
         self._sampling.send(arrays, idle={"top_p": 1.0})
         self._sampling.sent()
-        if sampling.edits is None:
+        if not needs_logits:
             self._last[bucket, "sample"].replay()
-            return
-        rows = self.rows.first(bucket)
-        edits = logit_edits(sampling.edits, self._forward.device)
-        self._forward.sample(rows.h, replace(self._how(bucket), edits=edits), rows.tokens)
+            return None
+        rows, how, device = self.rows.first(bucket), self._how(bucket), self._forward.device
+        if sampling.edits is not None:
+            how = replace(how, edits=logit_edits(sampling.edits, device))
+        if sampling.asking is not None:
+            how = replace(how, logprobs=logprob_rows(sampling.asking, device))
+        return self._forward.sample(rows.h, how, rows.tokens)
 
 
 @dataclass(slots=True)
@@ -152,6 +157,7 @@ class DeviceAssists:
         memory = torch.frombuffer(link.assist.memory, dtype=torch.uint8)
         self._memory = HostMemory(memory, _PAGE)
         self._tokens: Tensor = torch.from_numpy(link.assist.tokens)
+        self._logprobs: Tensor = torch.from_numpy(link.assist.logprobs)
         self._stream = torch.cuda.Stream(priority=-1) if own_stream else None
         self._running: _Running | None = None
 
@@ -175,8 +181,8 @@ class DeviceAssists:
         sampling = None if kind == AssistKind.POST_ATTENTION else self._shared.sampling(rows)
         if self._order is not None:
             greedy = sampling is None or not sampling.temperature.any()
-            has_edits = sampling is not None and sampling.edits is not None
-            self._order.say(Decision(kind, layer, rows, greedy, has_edits))
+            needs_logits = sampling is not None and sampling.needs_logits
+            self._order.say(Decision(kind, layer, rows, greedy, needs_logits))
         if self._stream is None:
             marks = self._queue(kind, layer, rows, sampling)
         else:
@@ -202,13 +208,16 @@ class DeviceAssists:
         marks.append(DeviceEvent(timed=True))
         self._compute(kind, layer, rows)
         marks.append(DeviceEvent(timed=True))
+        told = None
         if sampling is not None:
-            graphs.sample(graphs.bucket(rows), sampling)
+            told = graphs.sample(graphs.bucket(rows), sampling)
         marks.append(DeviceEvent(timed=True))
         if sampling is None:
             shared.result[:rows].copy_(mine.x[:rows], non_blocking=True)
         else:
             self._tokens[:rows].copy_(mine.tokens[:rows], non_blocking=True)
+        if told is not None:
+            self._logprobs[: told.numel()].copy_(told.view(-1), non_blocking=True)
         marks.append(DeviceEvent(timed=True))
         return marks
 

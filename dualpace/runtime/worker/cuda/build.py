@@ -15,7 +15,7 @@ from dualpace.graphs.gpu.stream_words import StreamWords
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES, Weights
-from dualpace.runtime.messages import Edits, GpuBatch
+from dualpace.runtime.messages import Edits, GpuBatch, asks_for
 from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.types import RowKind, TransferKind
@@ -216,7 +216,8 @@ def _warm_up_batches(buckets: Sequence[int], host_tier: bool) -> Iterator[GpuBat
         yield _batch([(RowKind.DECODE, 5, 1), (RowKind.PREFILL_GPU, 0, count)], 0.7)
     # Loads what is only ever launched.
     for rows in ([(RowKind.DECODE, 5, 1)], [(RowKind.PREFILL_GPU, 0, 16)]):
-        yield replace(_batch(rows, 0.7), edits=_every_edit())
+        asks = np.full(1, asks_for(1), np.uint8)
+        yield replace(_batch(rows, 0.7), edits=_every_edit(), logprobs=asks)
 
 
 def _every_edit() -> U8:

@@ -30,6 +30,7 @@ from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.rows import (
     CpuWork,
     GpuWork,
+    asking_of,
     edits_of,
     gpu_work,
     host_work,
@@ -192,8 +193,11 @@ class PairedRounds:
         yield []
         last_tokens = rounds.inputs.views["last_tokens"][: len(arrays["last_tokens"])]
         h = pipeline.h_of(last_tokens)
-        rounds.sample(h, not arrays["temperature"].any(), edits_of(batch, round.sampled_rows))
-        rounds.end(round, np.concatenate([work.sampled_ids, batch.request_ids[work.num_rows :]]))
+        rows = round.sampled_rows
+        asking = asking_of(batch.logprobs, rows)
+        told = rounds.sample(h, not arrays["temperature"].any(), edits_of(batch, rows), asking)
+        ids = np.concatenate([work.sampled_ids, batch.request_ids[work.num_rows :]])
+        rounds.end(round, ids, asking, told)
 
     def _dense(self, work: GpuWork, host: CpuWork, round: Launched) -> "_Captured | _Launching":
         """Captured where no prompt is among the rows and a bucket holds them."""

@@ -9,7 +9,7 @@ device's own table.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,22 +20,29 @@ from dualpace.graphs.gpu.attention import Decode, Prefill
 from dualpace.graphs.gpu.forward import Rows
 from dualpace.graphs.gpu.planned import PackedInputs
 from dualpace.graphs.logit_edits import LogitEdits
+from dualpace.graphs.logprobs import LogprobRows
 from dualpace.graphs.sampling import SamplingRows
+from dualpace.runtime.logprobs import num_words
 from dualpace.runtime.messages import Edits, GpuBatch, StepDone
+from dualpace.runtime.sampling_params import MAX_LOGPROBS
+from dualpace.runtime.worker.activations import logprob_rows
 from dualpace.runtime.worker.copies import Event
 from dualpace.runtime.worker.cuda import batches
 from dualpace.runtime.worker.cuda.compiles import Compiles
 from dualpace.runtime.worker.cuda.events import DeviceClock, DeviceEvent
 from dualpace.runtime.worker.cuda.model import DeviceModel, second_kv
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, WriteOut
+from dualpace.runtime.worker.drawn import NOTHING, HostDrawn, host_drawn
 from dualpace.runtime.worker.edits import logit_edits
-from dualpace.runtime.worker.rows import GpuWork, Int32, Int64, gpu_work
+from dualpace.runtime.worker.rows import Asking, GpuWork, Int32, Int64, gpu_work
 
 _READS = 4  # pinned buffers for tokens on their way to the host
 _AHEAD = 1  # stage tasks queued behind the one on the device, where assists are served between
 _LAST = 4  # segments queued at once at a round's end, so that preparing the next one is hidden
 
 Tasks = Iterator[list[Event]]
+Sampling = Generator[list[Event], None, Tensor | None]
+"""Tasks that end with what is told of the sampled tokens."""
 
 
 @dataclass(slots=True)
@@ -50,6 +57,8 @@ class Launched:
     start: DeviceEvent | None = None
     end: DeviceEvent | None = None
     tokens: Tensor | None = None  # pinned int32 [S]
+    asking: Asking | None = None
+    logprobs: Tensor | None = None  # pinned int32 [Q, P]
     copies: list[tuple[int, list[DeviceEvent]]] | None = None  # Prefill-to-CPU: transfer, events
 
 
@@ -91,8 +100,9 @@ class DeviceRounds:
             device,
         )
         self._prefills = _Prefills(model)
+        words = limit * (1 + num_words(MAX_LOGPROBS))
         self._reads = deque(
-            torch.zeros(limit, dtype=torch.int32, pin_memory=device.type == "cuda")
+            torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
             for _ in range(_READS)
         )
         self._marks: deque[DeviceEvent] = deque(maxlen=_AHEAD + 1)
@@ -114,17 +124,17 @@ class DeviceRounds:
         return done
 
     def _finish(self, round: Launched) -> StepDone:
-        tokens = np.full(round.num_rows, -1, np.int32)
+        drawn = _drawn(round)
         started_s, duration_s = round.launched_s, 0.0
         if round.start is not None and round.end is not None:
             started_s, duration_s = self._clock.interval(
                 round.launched_s, round.was_idle, round.start, round.end
             )
-        if round.tokens is not None:
-            tokens[round.sampled_rows] = round.tokens.numpy()
         for transfer_id, events in round.copies or ():
             self._transfers.track(transfer_id, events)
-        return StepDone(round.step, started_s, duration_s, tokens, self._compiles.after_ready)
+        tokens, compiles = drawn.tokens, self._compiles.after_ready
+        told = drawn.asking, drawn.logprobs
+        return StepDone(round.step, started_s, duration_s, tokens, compiles, *told)
 
     def tasks(self, batch: GpuBatch) -> Tasks:
         """Queues the batch; each step one stage task, or everything where nobody asks between."""
@@ -133,10 +143,10 @@ class DeviceRounds:
         if not work.num_rows:
             return
         if work.num_decodes == work.num_rows:
-            yield from self._decode(round, work)
+            told = yield from self._decode(round, work)
         else:
-            yield from self._mixed(round, work)
-        self.end(round, work.sampled_ids)
+            told = yield from self._mixed(round, work)
+        self.end(round, work.sampled_ids, work.sampling.asking, told)
 
     # ---- parts of a round, also for those that carry host rows (`lockstep`)
 
@@ -198,30 +208,39 @@ class DeviceRounds:
         self.inputs.send(arrays, idle=batches.IDLE)
         self.inputs.sent()
 
-    def sample(self, h: Tensor, greedy: bool, edits: Edits | None) -> None:
-        """Final-normed h -> `model.sampled`, by the sampling arrays that were sent."""
+    def sample(
+        self, h: Tensor, greedy: bool, edits: Edits | None, asking: Asking | None
+    ) -> Tensor | None:
+        """Final-normed h -> `model.sampled`, by the sampling arrays that were sent; returns the
+        log-probabilities of those who are asking."""
         tokens = self.model.sampled[: len(h)]
-        if greedy and edits is None:
+        if greedy and edits is None and asking is None:
             self.model.forward.greedy(h, tokens)
-            return
+            return None
         views = {name: view[: len(h)] for name, view in self.inputs.views.items()}
         parts = (views["temperature"], views["top_k"], views["top_p"], views["u"])
-        how = SamplingRows(*parts, edits=self._edits(edits))
-        self.model.forward.sample(h, how, tokens)
+        how = SamplingRows(*parts, edits=self._edits(edits), logprobs=self._asking(asking))
+        return self.model.forward.sample(h, how, tokens)
 
     def _edits(self, edits: Edits | None) -> LogitEdits | None:
         return None if edits is None else logit_edits(edits, self.model.forward.device)
 
-    def end(self, round: Launched, sampled_ids: Int64) -> None:
-        """Tokens start for the host."""
+    def _asking(self, asking: Asking | None) -> LogprobRows | None:
+        return None if asking is None else logprob_rows(asking, self.model.forward.device)
+
+    def end(
+        self, round: Launched, sampled_ids: Int64, asking: Asking | None, told: Tensor | None
+    ) -> None:
+        """Tokens start for the host, and what is told of them."""
         if len(sampled_ids):
             self._index = batches.index_of(sampled_ids)
-            self._read(round)
+            round.asking = asking
+            self._read(round, told)
         round.end = DeviceEvent(timed=True)
 
     # ---- rounds
 
-    def _decode(self, round: Launched, work: GpuWork) -> Tasks:
+    def _decode(self, round: Launched, work: GpuWork) -> Sampling:
         model = self.model
         bucket = model.bucket(work.num_rows)
         graphs = model.decodes[bucket]
@@ -235,9 +254,12 @@ class DeviceRounds:
         else:
             graphs.whole()
             yield []
-        graphs.post_layer(self._edits(work.sampling.edits))
+        sampling = work.sampling
+        return graphs.post_layer(
+            self._edits(sampling.edits), self._asking(sampling.asking)
+        ).logprobs
 
-    def _mixed(self, round: Launched, work: GpuWork) -> Tasks:
+    def _mixed(self, round: Launched, work: GpuWork) -> Sampling:
         model, views = self.model, self.inputs.views
         count, num_layers = len(work.token_ids), len(model.caches)
         self.send(batches.mixed_arrays(work, self.sources(work)))
@@ -256,16 +278,21 @@ class DeviceRounds:
             model.forward.post_attention(layer, rows)
             yield self._boundary(num_layers - 1 - layer)
         sampled = len(work.sampled_rows)
-        if sampled:
-            h = by_turn[0].h.index_select(0, views["last_tokens"][:sampled])
-            self.sample(h, not work.sampling.temperature.any(), work.sampling.edits)
+        if not sampled:
+            return None
+        h = by_turn[0].h.index_select(0, views["last_tokens"][:sampled])
+        how = work.sampling
+        return self.sample(h, not how.temperature.any(), how.edits, how.asking)
 
-    def _read(self, round: Launched) -> None:
-        """Tokens start for the host; the buffer is used again when `_READS` rounds have passed."""
+    def _read(self, round: Launched, told: Tensor | None) -> None:
+        """Starts both for the host; the buffer is used again when `_READS` rounds have passed."""
         count = len(round.sampled_rows)
         self._reads.rotate(1)
-        round.tokens = self._reads[0][:count]
+        round.tokens, rest = self._reads[0][:count], self._reads[0][count:]
         round.tokens.copy_(self.model.sampled[:count], non_blocking=True)
+        if told is not None:
+            round.logprobs = rest[: told.numel()].view(told.shape)
+            round.logprobs.copy_(told, non_blocking=True)
 
     def _boundary(self, tasks_left: int) -> list[Event]:
         """What must have ended before the next task may be queued."""
@@ -323,6 +350,15 @@ class _Prefills:
             reader[:] = [DeviceEvent()]
             planned.append((prompts[0].first, prompts[-1].first + lens[-1], prefill))
         return planned
+
+
+def _drawn(round: Launched) -> HostDrawn:
+    """By row of the message, once it has ended."""
+    rows, tokens, told = round.sampled_rows, round.tokens, round.logprobs
+    if tokens is None:
+        return NOTHING.among(round.num_rows, rows)
+    words = None if told is None else told.numpy()
+    return host_drawn(tokens.numpy(), round.asking, words).among(round.num_rows, rows)
 
 
 def _has_ended(round: Launched) -> bool:
