@@ -76,6 +76,8 @@ class Request:
     pins: int = 0  # copies, and chunks that sample nothing, in flight on `blocks`
     marked: bool = False  # chosen for a later swap-in
     num_preemptions: int = 0
+    losses: int = 0  # of workers by their own fault, with this request in their rounds
+    probation: int = 0  # tokens that it has to gain alone before it joins others again
 
     @property
     def ready(self) -> bool:

@@ -33,6 +33,8 @@ def apply_rows(
         if not row.sample:
             continue
         request.num_output += 1
+        if request.probation:
+            ledger.clear(request)
         sampled.append(request)
         if request.num_output >= request.max_tokens or request.id in finished:
             applied.finished.append(request)

@@ -68,8 +68,8 @@ def commit_cpu(ledger: Ledger, decision: CpuRound) -> CpuStep | None:
     for request in decision.preempt:
         ledger.cpu_waiting.remove(request)
         ledger.recompute(request, ledger.preempted_cpu)
-    for _ in range(decision.admitted):
-        ledger.cpu_waiting.popleft()
+    for request in decision.decode[len(decision.decode) - decision.admitted :]:
+        ledger.cpu_waiting.remove(request)
     ledger.cpu_waiting.extendleft(reversed(decision.displaced))
     ledger.set_cpu_running(list(decision.decode))
     if not decision.decode:

@@ -51,6 +51,7 @@ def check_ownership(ledger: Ledger) -> None:
     )
     assert {r.id for r in everyone if r.marked} == {r.id for r in ledger.marked}
     assert all(r.owner is Owner.CPU for r in ledger.marked), "only CPU-owned requests are marked"
+    assert ledger.on_probation == {r.id: r for r in ledger.requests.values() if r.probation}
 
 
 def check_counts(ledger: Ledger) -> None:

@@ -32,6 +32,7 @@ class Ledger:
         self.marked: list[Request] = []
         self.ending: dict[int, Request] = {}  # reach max_tokens with a GPU round in flight
         self.lingering: dict[int, Request] = {}  # ended, blocks still touched by rounds or copies
+        self.on_probation: dict[int, Request] = {}  # suspects of a lost round (`probation`)
 
         self.gpu_in_flight: deque[GpuStep] = deque()  # two at most
         self.cpu_in_flight: CpuStep | None = None
@@ -126,6 +127,12 @@ class Ledger:
             request.marked = False
             self.marked.remove(request)
 
+    def clear(self, request: Request) -> None:
+        """A suspect has gained a token."""
+        request.probation -= 1
+        if not request.probation:
+            del self.on_probation[request.id]
+
     def recompute(self, request: Request, by: list[int]) -> None:
         """Drops the KV of a request in no queue but the GPU's; back to waiting, by arrival.
 
@@ -151,6 +158,7 @@ class Ledger:
         """It leaves its queue; its blocks go when nothing in flight touches them."""
         self.leave_queues(request)
         self.unmark(request)
+        self.on_probation.pop(request.id, None)
         del self.requests[request.id]
         request.phase = Phase.ENDED
         self.lingering[request.id] = request

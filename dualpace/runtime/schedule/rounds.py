@@ -61,7 +61,7 @@ class CpuRound:
 
     decode: list[Request] = field(default_factory=list)  # the batch, and the next running queue
     displaced: list[Request] = field(default_factory=list)  # leave running for the front of waiting
-    admitted: int = 0  # how many of `decode`, its last ones, come from the head of waiting
+    admitted: int = 0  # how many of `decode`, its last ones, come from waiting
     preempt: list[Request] = field(default_factory=list)  # of waiting: dropped, recomputed later
 
     @property

@@ -15,9 +15,16 @@ from dualpace.runtime.schedule.ledger import Ledger
 from dualpace.runtime.schedule.limits import Limits, context_limit
 from dualpace.runtime.schedule.loss import lose_cpu, lose_gpu
 from dualpace.runtime.schedule.policies import Policy
-from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep
+from dualpace.runtime.schedule.probation import (
+    accuse,
+    cpu_round_alone,
+    gpu_round_alone,
+    tried_by_cpu,
+    tried_by_gpu,
+)
+from dualpace.runtime.schedule.rounds import Applied, CpuRound, CpuStep, GpuRound, GpuStep
 from dualpace.runtime.schedule.view import View
-from dualpace.runtime.types import Request
+from dualpace.runtime.types import Owner, Request
 
 
 class State(Ledger):
@@ -90,7 +97,7 @@ class State(Ledger):
         """
         while self._may_schedule_gpu():
             self._project()
-            decision = self.policy.gpu_round(self.view())
+            decision = self._decide_gpu()
             if self.gpu_in_flight and decision.exclusive:
                 return None
             step = commit_gpu(self, decision)
@@ -103,7 +110,20 @@ class State(Ledger):
                 return None
         return None
 
+    def _decide_gpu(self) -> GpuRound:
+        view, suspects = self.view(), self.gpu_suspects
+        alone = gpu_round_alone(view, self.policy, suspects) if suspects else None
+        return alone or self.policy.gpu_round(view)
+
+    @property
+    def gpu_suspects(self) -> list[Request]:
+        """Who has to run alone on the GPU worker, assists included, before others do."""
+        suspects = self.on_probation
+        return tried_by_gpu(self.policy, suspects.values()) if suspects else []
+
     def _may_schedule_gpu(self) -> bool:
+        if self.gpu_suspects:
+            return not (self.gpu_in_flight or self.transfers)
         if not self.gpu_in_flight:
             return True
         if not self.look_ahead or len(self.gpu_in_flight) == 2 or self.gpu_in_flight[0].exclusive:
@@ -136,12 +156,17 @@ class State(Ledger):
         if self.cpu_in_flight is not None or not self.policy.has_cpu_engine:
             return None
         while True:
-            decision = self.policy.cpu_round(self.view())
+            decision = self._decide_cpu()
             self.cpu_in_flight = commit_cpu(self, decision)
             if not decision.decodes_only:
                 self.changes += 1
             if self.cpu_in_flight or not (decision.displaced or decision.preempt):
                 return self.cpu_in_flight
+
+    def _decide_cpu(self) -> CpuRound:
+        view, suspects = self.view(), self.on_probation
+        alone = cpu_round_alone(view, tried_by_cpu(suspects.values())) if suspects else None
+        return alone or self.policy.cpu_round(view)
 
     def apply_cpu(self, step: CpuStep, finished: Collection[int]) -> Applied:
         """Applies the CPU step in flight, as apply_gpu does."""
@@ -162,6 +187,13 @@ class State(Ledger):
             self.release_if_unpinned(transfer.request)
 
     # lost workers
+
+    def accuse(self, worker: Owner) -> Request | None:
+        """The worker of that side is lost by its own fault. Returns whose row it cannot survive,
+        if that is proven: give it up. Else whoever was in its rounds runs alone next. Before
+        `lose_gpu` or `lose_cpu`.
+        """
+        return accuse(self, worker)
 
     def lose_gpu(self) -> list[Request]:
         """The GPU worker died: HBM, its steps in flight and all outstanding copies are void.

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from dualpace.runtime.schedule import Limits, make_policy
 from dualpace.runtime.schedule.estimate import Declared, Estimator, Quantile
 from dualpace.runtime.schedule.policies import POLICIES
+from dualpace.runtime.types import Owner
 from tests.runtime.schedule.predictor import FlatPredictor, flat_times
 from tests.runtime.schedule.world import World
 
@@ -101,12 +102,12 @@ class Serving(RuleBasedStateMachine):
         if self.world.lengths:
             self.world.cancel(choice % len(self.world.lengths))
 
-    @rule(which=st.sampled_from(["gpu", "cpu", "neither", "neither", "neither"]))
-    def lose(self, which: str) -> None:
+    @rule(which=st.sampled_from(["gpu", "cpu", *["neither"] * 3]), failed=st.booleans())
+    def lose(self, which: str, failed: bool) -> None:
         if which == "gpu":
-            self.world.lose_gpu()
+            self.world.fail(Owner.GPU) if failed else self.world.lose_gpu()
         elif which == "cpu":
-            self.world.lose_cpu()
+            self.world.fail(Owner.CPU) if failed else self.world.lose_cpu()
 
     def teardown(self) -> None:
         self.world.drain()
