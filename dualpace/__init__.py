@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dualpace.llm import LLM, Output
+    from dualpace.llm import LLM, Logprob, Output
     from dualpace.runtime.sampling_params import SamplingParams
 
-__all__ = ["LLM", "Output", "SamplingParams"]
+__all__ = ["LLM", "Logprob", "Output", "SamplingParams"]
 
 _HOMES = {
     "LLM": "dualpace.llm",
+    "Logprob": "dualpace.llm",
     "Output": "dualpace.llm",
     "SamplingParams": "dualpace.runtime.sampling_params",
 }

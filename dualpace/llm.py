@@ -29,6 +29,7 @@ from dualpace.runtime.generation import (
     generate,
     load_tokenizer,
 )
+from dualpace.runtime.logprobs import TokenLogprobs
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.types import ENGINES
@@ -41,6 +42,15 @@ _EXIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was, by the model's own logits."""
+
+    logprob: float  # natural logarithm of its probability
+    rank: int  # 1: no token was likelier
+    decoded_token: str  # U+FFFD where it is not whole characters
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """One answer. `text` ends before a stop string; `token_ids` are all that were generated."""
 
@@ -50,6 +60,8 @@ class Output:
     finish_reason: str  # stop | length
     tokens_by_engine: dict[str, int]  # who made them: gpu, cpu
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
+    # If asked for, of each token by id: of the one that was generated, and of the likeliest.
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 class LLM:
@@ -193,6 +205,7 @@ class LLM:
     async def _answer(self, prompt: list[int], params: SamplingParams, bar: "_Bar") -> Output:
         texts: list[str] = []
         token_ids: list[int] = []
+        told: list[TokenLogprobs] = []
         by_engine = dict.fromkeys(ENGINES, 0)
         reason = stop_reason = None
         pieces = generate(
@@ -201,13 +214,29 @@ class LLM:
         async for piece in pieces:
             texts.append(piece.text)
             token_ids += piece.token_ids
+            told += piece.logprobs
             for engine in piece.engines:
                 by_engine[ENGINES[engine]] += 1
             reason, stop_reason = piece.finish_reason, piece.stop_reason
             bar.tokens(len(piece.token_ids))
         assert reason is not None
         bar.prompt_done()
-        return Output(prompt, "".join(texts), token_ids, reason, by_engine, stop_reason)
+        best = params.logprobs
+        logprobs = None if best is None else [self._logprobs(each, best) for each in told]
+        text = "".join(texts)
+        return Output(prompt, text, token_ids, reason, by_engine, stop_reason, logprobs)
+
+    def _logprobs(self, told: TokenLogprobs, best: int) -> dict[int, Logprob]:
+        """The generated token first, then the `best` likeliest."""
+
+        def of(token_id: int, logprob: float, rank: int) -> Logprob:
+            name = self._tokenizer.token_bytes(token_id).decode(errors="replace")
+            return Logprob(logprob, rank, name)
+
+        by_id = {told.token_id: of(told.token_id, told.logprob, told.rank)}
+        for rank, (token_id, logprob) in enumerate(told.best[:best], start=1):
+            by_id.setdefault(token_id, of(token_id, logprob, rank))
+        return by_id
 
 
 class _LoopThread:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dualpace.runtime import messages
+from dualpace.runtime import logprobs, messages
 from dualpace.runtime.connection import Connection
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import start_process
@@ -250,19 +250,17 @@ class EngineClient:
         by_engine = np.bincount(message.engines, minlength=len(ENGINES)).tolist()
         for name, count in zip(ENGINES, by_engine, strict=True):
             self.num_tokens[name] += count
-        for request_id, token_id, engine, finished in zip(
-            message.request_ids.tolist(),
-            message.tokens.tolist(),
-            message.engines.tolist(),
-            message.finished.tolist(),
-            strict=True,
+        told = logprobs.by_place(message)
+        columns = (message.request_ids, message.tokens, message.engines, message.finished)
+        for place, (request_id, token_id, engine, finished) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
         ):
             stream = self._streams.get(request_id)
             if stream is None:
                 continue  # cancelled while these were on their way
             if finished:
                 del self._streams[request_id]
-            stream.put(token_id, engine, message.made_s, finished)
+            stream.put(token_id, engine, message.made_s, finished, told.get(place))
 
     def _on_close(self) -> None:
         self._engine = None

@@ -6,10 +6,12 @@ Shared by the server and the offline API. Knows nothing about HTTP.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from dualpace.runtime.alignment import Alignment, ToldToken
 from dualpace.runtime.engine_client import EngineClient
+from dualpace.runtime.logprobs import TokenLogprobs
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 from dualpace.runtime.token_stream import Admission, Update
 
@@ -29,6 +31,11 @@ class Tokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -149,6 +156,8 @@ class Piece:
     finish_reason: str | None
     stop_reason: str | int | None = None
     admission: Admission | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where asked for
+    told: list[ToldToken] = field(default_factory=list)  # of those whose text is shown now
 
 
 def check_prompt(prompt: Sequence[int], max_context: int, vocab: int) -> None:
@@ -189,7 +198,7 @@ async def generate(
     least = min(params.min_tokens, limit)
     stream = client.submit(prompt, replace(params, max_tokens=limit, min_tokens=least))
     eos = client.plan.model.eos_token_ids
-    text = _AnswerText(tokenizer.detokenizer(params.skip_special_tokens), params, eos)
+    text = _AnswerText(tokenizer, params, eos)
     try:
         async for update in stream:
             piece = text.piece(update)
@@ -204,10 +213,12 @@ async def generate(
 
 
 class _AnswerText:
-    def __init__(
-        self, detokenizer: Detokenizer, params: SamplingParams, eos: Sequence[int]
-    ) -> None:
-        self._detokenizer = detokenizer
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, eos: Sequence[int]) -> None:
+        skip_special = params.skip_special_tokens
+        self._detokenizer = tokenizer.detokenizer(skip_special)
+        self._alignment: Alignment | None = None
+        if params.logprobs is not None:
+            self._alignment = Alignment(tokenizer, params.logprobs, skip_special)
         self._include = params.include_stop_str_in_output
         self._stops = StopMatcher(params.stops, self._include)
         self._exempt = params.min_tokens  # tokens left that no stop string may end with
@@ -216,29 +227,57 @@ class _AnswerText:
 
     def piece(self, update: Update) -> Piece:
         """Tokens after the one that completes a stop string are dropped."""
-        token_ids, finish_reason = update.token_ids, update.finish_reason
-        shown = []
-        for index, token_id in enumerate(token_ids):
-            is_last = index == len(token_ids) - 1
-            # The token that ends a sequence is no text, whatever the tokenizer would print for it,
-            # unless asked for.
-            is_hidden = is_last and finish_reason == "stop" and not self._include
-            text = "" if is_hidden else self._detokenizer.push([token_id])
-            text, stopped = self._stops.push(text, self._exempt <= 0)
+        assert self._alignment is None or len(update.logprobs) == len(update.token_ids)
+        shown: list[str] = []
+        for index in range(len(update.token_ids)):
+            text, stopped = self._stops.push(self._text(update, index), self._exempt <= 0)
             self._exempt -= 1
             shown.append(text)
             if stopped:
-                count = index + 1
-                cut = token_ids[:count], update.engines[:count], update.made_s[:count]
-                return Piece("".join(shown), *cut, "stop", self._stops.completed)
-        if finish_reason is not None:
+                return self._made(update, index + 1, shown, "stop", self._stops.completed)
+        last, reason, stopped = update.token_ids[-1], update.finish_reason, False
+        if reason is not None:
             text, stopped = self._stops.push(self._detokenizer.flush(), self._exempt < 0)
             shown.append(text if stopped else text + self._stops.flush())
-            finish_reason = "stop" if stopped else finish_reason
-        named = finish_reason == "stop" and token_ids[-1] in self._named
-        stop_reason = self._stops.completed or (token_ids[-1] if named else None)
-        made = token_ids, update.engines, update.made_s
-        return Piece("".join(shown), *made, finish_reason, stop_reason)
+            reason = "stop" if stopped else reason
+        named = reason == "stop" and last in self._named
+        stop_reason = self._stops.completed or (last if named else None)
+        is_all = reason is not None and not stopped
+        return self._made(update, len(update.token_ids), shown, reason, stop_reason, is_all)
+
+    def _text(self, update: Update, index: int) -> str:
+        """What the index-th token completes."""
+        token_id = update.token_ids[index]
+        is_last = index == len(update.token_ids) - 1
+        # The token that ends a sequence is no text, whatever the tokenizer would print for it,
+        # unless asked for.
+        is_hidden = is_last and update.finish_reason == "stop" and not self._include
+        text = "" if is_hidden else self._detokenizer.push([token_id])
+        if self._alignment is not None:
+            self._alignment.add(update.logprobs[index], len(text), is_hidden)
+        return text
+
+    def _made(
+        self,
+        update: Update,
+        count: int,
+        shown: Sequence[str],
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+        is_all: bool = False,
+    ) -> Piece:
+        """A piece of the first `count` tokens; `is_all`: of no token the text is cut off."""
+        text = "".join(shown)
+        return Piece(
+            text,
+            update.token_ids[:count],
+            update.engines[:count],
+            update.made_s[:count],
+            finish_reason,
+            stop_reason,
+            logprobs=update.logprobs[:count],
+            told=[] if self._alignment is None else self._alignment.take(len(text), is_all),
+        )
 
 
 async def merge(

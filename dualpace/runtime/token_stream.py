@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from dualpace.runtime.logprobs import TokenLogprobs
 from dualpace.runtime.messages import FINISH_REASONS
 
 
@@ -24,6 +25,7 @@ class Update:
     token_ids: list[int] = field(default_factory=list)
     engines: list[int] = field(default_factory=list)
     made_s: list[float] = field(default_factory=list)  # when each was; of `time.monotonic()`
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each, where asked for
     finish_reason: str | None = None  # stop (end of sequence) | length
 
 
@@ -63,11 +65,20 @@ class TokenStream:
             self._ended = True
             self._cancel([self.request_id])
 
-    def put(self, token_id: int, engine: int, made_s: float, finished: int) -> None:
+    def put(
+        self,
+        token_id: int,
+        engine: int,
+        made_s: float,
+        finished: int,
+        told: TokenLogprobs | None = None,
+    ) -> None:
         update = self._update
         update.token_ids.append(token_id)
         update.engines.append(engine)
         update.made_s.append(made_s)
+        if told is not None:
+            update.logprobs.append(told)
         if finished:
             update.finish_reason = FINISH_REASONS[finished]
             self._ended = True

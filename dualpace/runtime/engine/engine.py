@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dualpace.runtime import logprobs, messages, submissions
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
@@ -39,8 +38,6 @@ from dualpace.runtime.wire import Message
 from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 
 log = logging.getLogger(__name__)
-
-Int32 = npt.NDArray[np.int32]
 
 
 class LLMEngine:

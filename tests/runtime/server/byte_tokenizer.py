@@ -33,6 +33,11 @@ class ByteTokenizer:
     def detokenizer(self, skip_special_tokens: bool = True) -> ByteDetokenizer:
         return ByteDetokenizer(skip_special_tokens)
 
+    special_ids = frozenset([EOS])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<end>" if token_id == EOS else bytes([token_id])
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         end = "" if skip_special_tokens else "<end>"
         return "".join(chr(i) if i < EOS else end for i in ids)
