@@ -1,12 +1,14 @@
-"""What some rows have done to their logits before a token is drawn: bans, biases, penalties, min-p.
+"""What some rows have done to their logits before a token is drawn: masks, bans, biases, penalties,
+min-p.
 
-The order is the usual one: bans and biases, repetition, frequency and presence penalties;
+The order is the usual one: masks, bans and biases, repetition, frequency and presence penalties;
 after temperature min-p, then top-k and top-p, which belong to sampling. Everything that depends on
 a request's tokens is an argument, so a row is edited alike wherever it is sampled. Only rows that
 ask are touched, and of them only the tokens that are named; plain torch operations, for every
 device.
 
-Shape suffixes: B rows, V vocabulary, P rows with edits, E pairs of a row and a token.
+Shape suffixes: B rows, V vocabulary, P rows with edits, E pairs of a row and a token, M rows with
+a mask, W words of one.
 """
 
 from __future__ import annotations
@@ -36,10 +38,16 @@ class LogitEdits:
     seen_token: Tensor  # int64 [E], of prompt and output
     seen_count: Tensor  # float32 [E], times in the output; 0 where in the prompt alone
     any_min_p: bool  # known on the host
+    masked: Tensor  # int64 [M], rows of the batch, each once
+    masks: Tensor  # int32 [M, W]: token t is left where bit t % 32 of word t // 32 is set
 
 
 def edit(logits_BV: Tensor, edits: LogitEdits, temperature_B: Tensor) -> None:
     """Carries out `edits` on float32 logits [B, V], in place. Waits for no device."""
+    if len(edits.masked):
+        kept_MV = bits_of(edits.masks, logits_BV.shape[-1])
+        left_MV = logits_BV.index_select(0, edits.masked).masked_fill_(~kept_MV, -torch.inf)
+        logits_BV.index_copy_(0, edits.masked, left_MV)
     if len(edits.bias):
         at = (edits.rows[edits.bias_owner], edits.bias_token)
         values_E = logits_BV[at] + edits.bias
@@ -62,6 +70,13 @@ def edit(logits_BV: Tensor, edits: LogitEdits, temperature_B: Tensor) -> None:
         least_B = torch.full_like(temperature_B, -torch.inf)
         least_B.index_put_((edits.rows,), least_logit(best_P, temperature_P, edits.min_p))
         logits_BV.masked_fill_(logits_BV < least_B[:, None], -torch.inf)
+
+
+def bits_of(masks_MW: Tensor, vocab: int) -> Tensor:
+    """The first `vocab` bits of each mask: bool [M, V]."""
+    places = torch.arange(8, dtype=torch.uint8, device=masks_MW.device)
+    bits = masks_MW.view(torch.uint8)[:, :, None] >> places & 1
+    return bits.flatten(1)[:, :vocab].bool()
 
 
 def penalised(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from dualpace.runtime.structured import Structure
+
 MAX_LOGIT_BIAS = 300  # entries a request
 MAX_ALLOWED_TOKENS = 300  # a request
 MAX_STOP_TOKENS = 128  # a request
@@ -23,17 +25,23 @@ class LogitRules:
     allowed_token_ids: tuple[int, ...] = ()  # no others; empty: all
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()  # end the answer; forbidden before `min_tokens`
+    structure: Structure | None = None  # the form that the answer keeps to
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether what is done depends on the tokens so far, the last one included."""
+        """Whether what is done depends on how often each token has come."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether what is done depends on the tokens so far, the last one included."""
+        return self.counts_tokens or self.structure is not None
 
     @property
     def edits_always(self) -> bool:
         """Whether logits are changed for every token."""
         listed = self.logit_bias or self.allowed_token_ids
-        return bool(self.counts_tokens or self.min_p or listed)
+        return bool(self.needs_last_token or self.min_p or listed)
 
     @property
     def edits_logits(self) -> bool:
@@ -53,7 +61,14 @@ class LogitRules:
         values["logit_bias"] = dict(values.get("logit_bias", ()))
         for name in ("allowed_token_ids", "stop_token_ids"):
             values[name] = tuple(values.get(name, ()))
+        if values.get("structure"):
+            values["structure"] = Structure(*values["structure"])
         return cls(**values)
+
+
+def words_of_mask(vocab: int) -> int:
+    """Of 32 bits each, for a bit a token."""
+    return -(-vocab // 32)
 
 
 _UNASKED: Mapping[str, Any] = {
@@ -65,4 +80,5 @@ _UNASKED: Mapping[str, Any] = {
     "allowed_token_ids": (),
     "min_tokens": 0,
     "stop_token_ids": (),
+    "structure": None,
 }

@@ -108,6 +108,8 @@ class Edits(Message, kind=3):
     seen_owner: I32
     seen_token: I32
     seen_count: I32  # among the output; 0: in the prompt alone
+    masked: U8  # by row: 1 where it has a mask
+    masks: I32  # the masks of those, as many words each: a bit a token, 1 where it may be drawn
 
 
 # ---- worker -> engine

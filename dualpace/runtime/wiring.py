@@ -8,7 +8,12 @@ from dualpace.runtime.assist import AssistLayout
 from dualpace.runtime.channel import ChannelSize
 from dualpace.runtime.kv.layout import KvLayout
 from dualpace.runtime.lockstep import LockstepLayout
-from dualpace.runtime.logit_rules import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from dualpace.runtime.logit_rules import (
+    MAX_ALLOWED_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKENS,
+    words_of_mask,
+)
 from dualpace.runtime.logprobs import num_words
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.sampling_params import MAX_LOGPROBS
@@ -41,11 +46,13 @@ def channel_size(plan: Plan, role: str) -> ChannelSize:
 
 def edits_bytes(plan: Plan, rows: int, blocks: int) -> int:
     """Of the longest encoded `messages.Edits` of so many rows, whose tokens lie in so many blocks:
-    each row may name what its request lists, and every token that it has."""
+    each row may name what its request lists, every token that it has, and the whole vocabulary in
+    bits."""
     biased = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + len(plan.model.eos_token_ids)
     listed = max(biased, MAX_ALLOWED_TOKENS)
     pairs = rows * listed + blocks * BLOCK_TOKENS
-    return rows * _ROW_BYTES + pairs * _PAIR_BYTES + _FIXED_BYTES
+    mask = 4 * words_of_mask(plan.model.vocab)
+    return rows * (_ROW_BYTES + mask) + pairs * _PAIR_BYTES + _FIXED_BYTES
 
 
 def assist_layout(plan: Plan) -> AssistLayout:

@@ -21,6 +21,7 @@ class Asked:
     repetition: float = 1.0
     bias: dict[int, float] = field(default_factory=dict)
     only: bool = False
+    left: list[int] | None = None  # None: all
 
 
 def edits_of(asked: dict[int, Asked]) -> LogitEdits:
@@ -39,6 +40,7 @@ def edits_of(asked: dict[int, Asked]) -> LogitEdits:
     def each(name: str) -> torch.Tensor:
         return torch.tensor([getattr(one, name) for one in all_asked])
 
+    no_mask = torch.empty(0, 2, dtype=torch.int32)
     return LogitEdits(
         rows=torch.tensor(list(asked), dtype=torch.int64),
         min_p=each("min_p"),
@@ -53,4 +55,12 @@ def edits_of(asked: dict[int, Asked]) -> LogitEdits:
         seen_token=column(seen, 1, torch.int64),
         seen_count=column(seen, 2, torch.float32),
         any_min_p=any(one.min_p for one in all_asked),
+        masked=torch.tensor([row for row, one in asked.items() if one.left is not None]).long(),
+        masks=torch.cat([no_mask, *(mask_of(o.left) for o in all_asked if o.left is not None)]),
     )
+
+
+def mask_of(tokens: list[int]) -> torch.Tensor:
+    """int32 [1, 2], with the bits of these tokens."""
+    bits = sum(1 << token for token in set(tokens))
+    return torch.frombuffer(bytearray(bits.to_bytes(8, "little")), dtype=torch.int32)[None]

@@ -108,6 +108,19 @@ def test_only_what_is_listed_is_left() -> None:
     assert torch.equal(got[:2], logits[:2])
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1), min_size=1, max_size=3))
+def test_a_mask_leaves_what_a_list_of_allowed_tokens_leaves(left: list[list[int]]) -> None:
+    logits = logits_of(4)
+    bias = {1: 0.5, VOCAB - 1: -torch.inf}
+    masked = {3 - i: Asked(bias=bias, left=tokens) for i, tokens in enumerate(left)}
+    listed = {
+        3 - i: Asked(bias={t: bias.get(t, 0.0) for t in tokens}, only=True)
+        for i, tokens in enumerate(left)
+    }
+    assert torch.equal(edited(logits, masked), edited(logits, listed))
+
+
 def test_rows_without_edits_keep_every_bit() -> None:
     logits = logits_of(4)
     everything = Asked([1], [2, 3, 3], 0.3, 1.0, 0.5, 1.3, {4: 2.0})

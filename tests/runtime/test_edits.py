@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from dualpace.block import BLOCK_TOKENS
 from dualpace.runtime.engine.edits import Editor, encode_edits
-from dualpace.runtime.logit_rules import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, LogitRules
+from dualpace.runtime.engine.guides import Guide
+from dualpace.runtime.logit_rules import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKENS,
+    LogitRules,
+    words_of_mask,
+)
 from dualpace.runtime.messages import Edits
+from dualpace.runtime.structured import Structure
 from dualpace.runtime.wiring import edits_bytes
 from dualpace.runtime.worker.rows import edits_of
 
@@ -118,10 +125,65 @@ def test_rows_of_a_batch_are_told_by_their_places() -> None:
     assert alone.bias_owner.tolist() == [0, 0] and alone.bias.tolist() == [2, 0]
 
 
+class Scripted:
+    """Lets through the tokens of each turn."""
+
+    def __init__(self, turns: list[list[int]]) -> None:
+        self.turns = turns
+
+    def accept_token(self, token_id: int) -> bool:
+        accepts = token_id in self.turns[0]
+        self.turns = self.turns[accepts:]
+        return accepts
+
+    def fill_next_token_bitmask(self, bitmask: Any) -> bool:
+        bitmask[:] = 0
+        for token in self.turns[0] if self.turns else []:
+            bitmask[0, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
+        return True
+
+
+def test_a_mask_is_that_of_the_tokens_so_far_and_goes_with_its_row() -> None:
+    guide = Guide(Scripted([[1, 63], [31], [2, 5], []]), 2)
+    guided = Editor(LogitRules(structure=Structure("regex", "x", "here")), 1, EOS, guide)
+    assert guided.is_due(1) and guided.rules.needs_last_token and not guided.rules.counts_tokens
+    other = Editor(LogitRules(min_p=0.5), 1, EOS)
+
+    def masks() -> list[list[int]]:
+        due = [(place, 1, editor, [7]) for place, editor in enumerate((other, guided, other))]
+        found = read(encode_edits(due), [0, 1]), read(encode_edits(due), [2])
+        assert all(edits is not None for edits in found)
+        return [edits.masks.tolist() for edits in found if edits is not None]
+
+    assert masks() == [[2, -(2**31)], []]
+    assert not guide.follow(31) and guide.allows(63) and guide.follow(63)
+    assert masks() == [[-(2**31), 0], []]
+    assert guide.follow(31) and masks() == [[0b100100, 0], []]
+
+
+@pytest.mark.parametrize(
+    ("rules", "goes_on"),
+    [
+        ({}, [True, True, False]),
+        ({"min_tokens": 2}, [True, False, False]),  # the second turn is the end's alone
+        ({"min_tokens": 1, "stop_token_ids": (1,)}, [False, True, False]),
+        ({"allowed_token_ids": (2, 9)}, [False, True, False]),
+        ({"allowed_token_ids": (1, 9)}, [True, False, False]),
+        ({"logit_bias": {1: -100.0}}, [True, True, False]),
+    ],
+)
+def test_it_is_told_when_nothing_is_left(rules: dict[str, Any], goes_on: list[bool]) -> None:
+    editor = Editor(LogitRules(**rules), 0, EOS, guide := Guide(Scripted([[1], [2], []]), 2))
+    for position, expected in enumerate(goes_on):
+        assert editor.can_go_on(position) == expected
+        assert guide.follow(position + 1) == (position < 2)
+
+
 def test_the_longest_edits_have_room() -> None:
     """Every row lists all that it may, and no token of its blocks comes twice."""
     rows, blocks = 3, 4
-    plan: Any = SimpleNamespace(model=SimpleNamespace(eos_token_ids=EOS))
+    vocab = 1001
+    plan: Any = SimpleNamespace(model=SimpleNamespace(eos_token_ids=EOS, vocab=vocab))
     rules = LogitRules(
         presence_penalty=1.0,
         logit_bias={100 + i: 1.0 for i in range(MAX_LOGIT_BIAS)},
@@ -129,5 +191,6 @@ def test_the_longest_edits_have_room() -> None:
         stop_token_ids=tuple(range(10**4, 10**4 + MAX_STOP_TOKENS)),
     )
     tokens = list(range(blocks * BLOCK_TOKENS))
-    due = [(i, len(tokens), Editor(rules, 1, EOS), tokens) for i in range(rows)]
+    guide = Guide(Scripted([]), words_of_mask(vocab))
+    due = [(i, len(tokens), Editor(rules, 1, EOS, guide), tokens) for i in range(rows)]
     assert len(encode_edits(due)) <= edits_bytes(plan, rows, rows * blocks)

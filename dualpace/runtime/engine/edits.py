@@ -11,17 +11,24 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dualpace.runtime.engine.guides import Guide
 from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.messages import Edits, no_bytes
 from dualpace.runtime.wire import I32, U8
+
+_NO_WORDS = np.empty(0, np.int32)
 
 
 class Editor:
     """One request's rules, and how often each token has come so far."""
 
-    def __init__(self, rules: LogitRules, prompt_len: int, eos: Iterable[int]) -> None:
-        """`eos`: what would end the answer beside the rules' own stop tokens."""
+    def __init__(
+        self, rules: LogitRules, prompt_len: int, eos: Iterable[int], guide: Guide | None = None
+    ) -> None:
+        """`eos`: what would end the answer beside the rules' own stop tokens. `guide` knows the
+        form that it keeps to, if any."""
         self.rules = rules
+        self.guide = guide
         self._prompt_len = prompt_len
         bans = dict.fromkeys((*eos, *rules.stop_token_ids), -np.inf)
         self._early, self._later = (
@@ -40,6 +47,16 @@ class Editor:
     def bias(self, position: int) -> tuple["array[int]", "array[float]"]:
         """(tokens, what is added to their logits) for the token at `position`."""
         return self._early if self._is_early(position) else self._later
+
+    def can_go_on(self, position: int) -> bool:
+        """Whether any token may be drawn at `position`, the next one."""
+        if self.guide is None:
+            return True  # what else forbids tokens was looked at before
+        biases = dict(zip(*self.bias(position), strict=True))
+        banned = [token for token, bias in biases.items() if bias == -np.inf]
+        if self.rules.allowed_token_ids:
+            return any(self.guide.allows(token) for token in biases.keys() - banned)
+        return self.guide.allows_beside(banned)
 
     def seen(self, tokens: Sequence[int]) -> tuple["array[int]", "array[int]"]:
         """(tokens that have come, how often in the output); `tokens` are the request's, of which
@@ -79,6 +96,7 @@ def encode_edits(rows: Sequence[tuple[int, int, Editor, Sequence[int]]]) -> U8:
     rules = [editor.rules for _, _, editor, _ in rows]
     bias = [editor.bias(position) for _, position, editor, _ in rows]
     seen = [editor.seen(tokens) for _, _, editor, tokens in rows]
+    guides = [editor.guide for _, _, editor, _ in rows]
     message = Edits(
         rows=np.array([place for place, _, _, _ in rows], np.int32),
         min_p=np.array([r.min_p for r in rules], np.float32),
@@ -92,6 +110,8 @@ def encode_edits(rows: Sequence[tuple[int, int, Editor, Sequence[int]]]) -> U8:
         seen_owner=_owners([tokens for tokens, _ in seen]),
         seen_token=_joined([tokens for tokens, _ in seen]),
         seen_count=_joined([counts for _, counts in seen]),
+        masked=np.array([guide is not None for guide in guides], np.uint8),
+        masks=np.concatenate([_NO_WORDS, *(guide.mask for guide in guides if guide is not None)]),
     )
     return np.frombuffer(message.encode(), np.uint8)
 

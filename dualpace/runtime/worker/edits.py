@@ -10,7 +10,7 @@ from dualpace.runtime.messages import Edits
 
 
 def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
-    """On `device`, by two copies that nothing waits for."""
+    """On `device`, by copies that nothing waits for."""
     places = (
         edits.rows,
         edits.bias_owner,
@@ -18,6 +18,7 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
         edits.seen_owner,
         edits.seen_token,
         edits.rows[edits.only != 0],
+        edits.rows[edits.masked != 0],
     )
     values = (
         edits.min_p,
@@ -27,7 +28,10 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
         edits.bias,
         edits.seen_count,
     )
-    rows, bias_owner, bias_token, seen_owner, seen_token, only = _moved(places, np.int64, device)
+    rows, bias_owner, bias_token, seen_owner, seen_token, only, masked = _moved(
+        places, np.int64, device
+    )
+    (masks,) = _moved([edits.masks], np.int32, device)
     min_p, presence, frequency, repetition, bias, seen_count = _moved(values, np.float32, device)
     return LogitEdits(
         rows=rows,
@@ -43,6 +47,8 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
         seen_token=seen_token,
         seen_count=seen_count,
         any_min_p=bool(edits.min_p.any()),
+        masked=masked,
+        masks=masks.view(len(masked), -1) if len(masked) else masks,
     )
 
 
@@ -72,4 +78,6 @@ def no_edits() -> Edits:
         seen_owner=places,
         seen_token=places,
         seen_count=places,
+        masked=np.empty(0, np.uint8),
+        masks=places,
     )

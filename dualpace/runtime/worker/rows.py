@@ -247,6 +247,7 @@ def edits_of(batch: GpuBatch | CpuBatch, rows: Int64) -> Edits | None:
         return replace(edits, rows=here)
     owner = (np.cumsum(kept) - 1).astype(np.int32)  # as those before it are counted now
     bias, seen = kept[edits.bias_owner], kept[edits.seen_owner]
+    masked = edits.masked != 0
     return Edits(
         rows=here[kept],
         min_p=edits.min_p[kept],
@@ -260,4 +261,6 @@ def edits_of(batch: GpuBatch | CpuBatch, rows: Int64) -> Edits | None:
         seen_owner=owner[edits.seen_owner[seen]],
         seen_token=edits.seen_token[seen],
         seen_count=edits.seen_count[seen],
+        masked=edits.masked[kept],
+        masks=edits.masks[np.repeat(kept[masked], len(edits.masks) // max(1, masked.sum()))],
     )

@@ -59,6 +59,8 @@ def test_edited_logits_are_sampled_like_the_references(device: torch.device) -> 
         seen_token=every[:0],
         seen_count=none[:0],
         any_min_p=True,
+        masked=every[:1],
+        masks=torch.full((1, 10), 0x0F0F0F0F, dtype=torch.int32, device=device),
     )
     wanted = reference.sample(logits.to(device), dataclasses.replace(made, edits=edits))
     edited = logits.to(device)

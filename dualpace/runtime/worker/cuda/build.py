@@ -15,6 +15,7 @@ from dualpace.graphs.gpu.stream_words import StreamWords
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES, Weights
+from dualpace.runtime.logit_rules import words_of_mask
 from dualpace.runtime.messages import Edits, GpuBatch, asks_for
 from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
@@ -195,12 +196,13 @@ def _warm_up(
 ) -> None:
     """Runs prompts of the kinds and sizes that kernels are specialised for, in scratch blocks."""
     with torch.inference_mode():
-        for batch in _warm_up_batches(buckets, host_tier):
+        vocab = rounds.model.forward.vocab
+        for batch in _warm_up_batches(buckets, host_tier, vocab):
             _run(rounds, batch)
             transfers.take_ended()
 
 
-def _warm_up_batches(buckets: Sequence[int], host_tier: bool) -> Iterator[GpuBatch]:
+def _warm_up_batches(buckets: Sequence[int], host_tier: bool, vocab: int) -> Iterator[GpuBatch]:
     hosts = (RowKind.PREFILL_CPU,) if host_tier else ()
     if host_tier:
         for count in (1, 3, 16):
@@ -217,10 +219,10 @@ def _warm_up_batches(buckets: Sequence[int], host_tier: bool) -> Iterator[GpuBat
     # Loads what is only ever launched.
     for rows in ([(RowKind.DECODE, 5, 1)], [(RowKind.PREFILL_GPU, 0, 16)]):
         asks = np.full(1, asks_for(1), np.uint8)
-        yield replace(_batch(rows, 0.7), edits=_every_edit(), logprobs=asks)
+        yield replace(_batch(rows, 0.7), edits=_every_edit(vocab), logprobs=asks)
 
 
-def _every_edit() -> U8:
+def _every_edit(vocab: int) -> U8:
     """Each kind of edit, for the first row of a batch."""
     place, value = np.zeros(1, np.int32), np.ones(1, np.float32)
     edits = Edits(
@@ -236,6 +238,8 @@ def _every_edit() -> U8:
         seen_owner=place,
         seen_token=place,
         seen_count=place,
+        masked=np.ones(1, np.uint8),
+        masks=np.full(words_of_mask(vocab), -1, np.int32),
     )
     return np.frombuffer(edits.encode(), np.uint8)
 

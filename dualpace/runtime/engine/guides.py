@@ -1,0 +1,53 @@
+"""How far an answer has come in the form that it keeps to, and which tokens may come next.
+
+Depends on the tokens that it was given and on nothing else, so it is right wherever the next one
+is sampled, and after a recompute, a migration or a lost worker. Knows no library of grammars.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Matcher(Protocol):
+    """What an answer's tokens so far are matched with."""
+
+    def accept_token(self, token_id: int) -> bool:
+        """Goes on by a token; false, and nothing is changed, where that token may not come."""
+
+    def fill_next_token_bitmask(self, bitmask: Any) -> bool:
+        """Writes int32 [1, W], bit t % 32 of word t // 32 for token t."""
+
+
+class Guide:
+    """One request's matcher, and the mask of its next token."""
+
+    def __init__(self, matcher: Matcher, num_words: int) -> None:
+        self._matcher = matcher
+        self._masks = np.zeros((1, num_words), np.int32)
+        matcher.fill_next_token_bitmask(self._masks)
+
+    @property
+    def mask(self) -> npt.NDArray[np.int32]:
+        """int32 [W]: which tokens may come next, a bit each. A view: valid until `follow`."""
+        mask: npt.NDArray[np.int32] = self._masks[0]
+        return mask
+
+    def follow(self, token: int) -> bool:
+        """Goes on by `token`; false where it may not come."""
+        if not self._matcher.accept_token(token):
+            return False
+        self._matcher.fill_next_token_bitmask(self._masks)
+        return True
+
+    def allows(self, token: int) -> bool:
+        return bool(self.mask[token // 32] >> token % 32 & 1)
+
+    def allows_beside(self, banned: Iterable[int]) -> bool:
+        """Whether any token but these may come next."""
+        rest = self.mask.view(np.uint32).copy()
+        for token in banned:
+            rest[token // 32] &= ~np.uint32(1 << token % 32)
+        return bool(rest.any())

@@ -1,0 +1,134 @@
+"""Which JSON schemas can be held to: what would be left out silently is refused by name and place.
+
+Read are the keywords of the 2020-12 draft; what is no assertion (titles, defaults, names of others)
+is passed over, as the draft says. Knows nothing about grammars or tokens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+# By the type of the values that they bear on.
+_OF_TYPE: Mapping[str, Sequence[str]] = {
+    "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "string": ("pattern", "format", "minLength", "maxLength"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_FOR_A_TYPE = [name for names in _OF_TYPE.values() for name in names]
+_VALUES = ("enum", "const")
+_OTHER_SCHEMAS = ("$ref", "anyOf", "oneOf", "allOf")
+_ASSERTIONS = ("type", *_VALUES, *_OTHER_SCHEMAS, *_FOR_A_TYPE)
+_UNSUPPORTED = (
+    *("not", "if", "patternProperties", "propertyNames", "contains", "uniqueItems"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
+)
+_FORMATS = (
+    *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+    *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+)
+
+
+class UnsupportedSchema(ValueError):
+    """The schema asks for what cannot be enforced; the text says what and where."""
+
+
+def check_schema(schema: Any) -> None:
+    """Raises UnsupportedSchema for the first place of `schema`, as JSON gives it, that is no
+    schema or cannot be held to. Whether places fit together is left to who compiles it."""
+    open_ = [("$", schema)]
+    while open_:  # no recursion: a schema may be nested more deeply than Python's stack
+        where, part = open_.pop()
+        if isinstance(part, bool):
+            continue
+        if not isinstance(part, dict):
+            raise UnsupportedSchema(f"{where} is no schema: it must be an object or a boolean")
+        try:
+            _check_place(part)
+        except UnsupportedSchema as error:
+            raise UnsupportedSchema(f"{error} at {where}") from None
+        open_ += reversed([(f"{where}.{name}", inner) for name, inner in _inner(part)])
+
+
+def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(named := schema.get(name, {}), dict):
+            yield from ((f"{name}.{key}", each) for key, each in named.items())
+    for name in ("prefixItems", "anyOf", "oneOf", "allOf"):
+        if isinstance(listed := schema.get(name, []), list):
+            yield from ((f"{name}[{at}]", each) for at, each in enumerate(listed))
+    yield from (
+        (name, schema[name]) for name in ("items", "additionalProperties") if name in schema
+    )
+
+
+def _check_place(schema: Mapping[str, Any]) -> None:
+    for name in _UNSUPPORTED:
+        if schema.get(name, False) is not False:
+            raise UnsupportedSchema(f"'{name}' cannot be enforced")
+    asserted = [name for name in _ASSERTIONS if name in schema]
+    for name in _OTHER_SCHEMAS:
+        if name in schema and len(asserted) > 1:
+            (other, *_) = (each for each in asserted if each != name)
+            raise UnsupportedSchema(f"'{name}' beside '{other}' cannot be enforced")
+    if isinstance(branches := schema.get("allOf"), list) and len(branches) > 1:
+        raise UnsupportedSchema("'allOf' of several schemas cannot be enforced")
+    if not str(schema.get("$ref", "#")).startswith("#/") and schema.get("$ref", "#") != "#":
+        raise UnsupportedSchema("'$ref' leads out of the schema: it must start with '#/'")
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if not isinstance(types, list) or ("type" in schema and not types):
+        raise UnsupportedSchema("'type' must be a string or a list of strings")
+    if any(name in schema for name in _VALUES):
+        _check_values(schema, types, asserted)
+    elif not types and (untyped := [name for name in asserted if name in _FOR_A_TYPE]):
+        raise UnsupportedSchema(f"'{untyped[0]}' needs a 'type' beside it")
+    _check_pairs(schema, types)
+
+
+def _check_values(schema: Mapping[str, Any], types: list[Any], asserted: list[str]) -> None:
+    (name, *others) = [each for each in (*_VALUES, *asserted) if each in schema and each != "type"]
+    if others := [each for each in others if each != name]:
+        raise UnsupportedSchema(f"'{name}' beside '{others[0]}' cannot be enforced")
+    values = [schema["const"]] if name == "const" else schema["enum"]
+    if types and isinstance(values, list) and not all(_is_of(value, types) for value in values):
+        raise UnsupportedSchema(f"'{name}' has a value that is not of the 'type' beside it")
+
+
+def _check_pairs(schema: Mapping[str, Any], types: list[Any]) -> None:
+    """What the compiler reads singly, but not together."""
+
+    def both(name: str, others: Sequence[str]) -> None:
+        for other in others:
+            if name in schema and other in schema:
+                raise UnsupportedSchema(f"'{name}' beside '{other}' cannot be enforced")
+
+    if "string" in types:
+        both("pattern", ("format", "minLength", "maxLength"))
+        both("format", ("minLength", "maxLength"))
+        if "format" in schema and schema["format"] not in _FORMATS:
+            known = ", ".join(_FORMATS)
+            raise UnsupportedSchema(f"'format' is none of {known}")
+    if "integer" in types or "number" in types:
+        both("multipleOf", [name for name in _OF_TYPE["number"] if name != "multipleOf"])
+        if "multipleOf" in schema and "number" in types:
+            raise UnsupportedSchema("'multipleOf' can be enforced of integers only")
+    if "object" in types and isinstance(names := schema.get("required", []), list):
+        missing = [name for name in names if name not in schema.get("properties", {})]
+        if missing:
+            raise UnsupportedSchema(f"'required' names {missing[0]!r}, which 'properties' lacks")
+
+
+def _is_of(value: Any, types: list[Any]) -> bool:
+    match value:
+        case None:
+            return "null" in types
+        case bool():
+            return "boolean" in types
+        case int():
+            return "integer" in types or "number" in types
+        case float():
+            return "number" in types or (value.is_integer() and "integer" in types)
+        case str():
+            return "string" in types
+        case _:
+            return ("array" if isinstance(value, list) else "object") in types

@@ -1,0 +1,90 @@
+"""The form that an answer is to have: a request's words for it, and what the engine is told.
+
+Knows nothing about tokens, nor about who enforces it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from dualpace.runtime.json_schema import UnsupportedSchema, check_schema
+
+MAX_CHARS = 100_000  # of a schema, a regular expression, a grammar, all choices together
+_ANY_OBJECT = '{"type": "object"}'
+_WAYS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+class MalformedStructure(ValueError):
+    """What was asked for is no form that an answer could have; the text says why."""
+
+
+class Structure(NamedTuple):
+    """A form, ready to be compiled. `kind`: json (a schema) | regex | grammar (EBNF)."""
+
+    kind: str
+    text: str
+    asked_as: str  # the parameter that brought it, for complaints
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """One of these, the others None. `SamplingParams` checks it.
+
+    A regular expression and a choice are the whole answer; a grammar is in the EBNF of GBNF, with
+    the rule `root`.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None  # a JSON schema, or its text
+    json_object: bool | None = None  # True: any JSON object
+    regex: str | None = None
+    choice: Sequence[str] | None = None  # one of these texts
+    grammar: str | None = None
+    asked_as: str = "structured_outputs"  # what complaints call it
+
+    @cached_property
+    def structure(self) -> Structure:
+        """Raises MalformedStructure."""
+        given = [name for name in _WAYS if getattr(self, name) not in (None, False)]
+        if self.json is False:
+            raise MalformedStructure(f"{self.asked_as}: the schema false allows no answer.")
+        if len(given) != 1:
+            found = f", not {' and '.join(given)}" if given else ""
+            names = f"{', '.join(_WAYS[:-1])} and {_WAYS[-1]}"
+            raise MalformedStructure(f"{self.asked_as} takes exactly one of {names}{found}.")
+        (way,) = given
+        kind, text = self._kind_and_text()
+        if not text:
+            raise MalformedStructure(f"{self.asked_as}.{way} is empty.")
+        if len(text) > MAX_CHARS:
+            size = f"{len(text):,} characters: use at most {MAX_CHARS:,}."
+            raise MalformedStructure(f"{self.asked_as}.{way} has {size}")
+        return Structure(kind, text, self.asked_as)
+
+    def _kind_and_text(self) -> tuple[str, str]:
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.choice is not None:
+            return "grammar", _one_of(self.choice)
+        if self.grammar is not None:
+            return "grammar", self.grammar
+        return "json", _ANY_OBJECT if self.json_object else self._schema()
+
+    def _schema(self) -> str:
+        schema: Any = self.json
+        try:
+            if isinstance(schema, str):
+                schema = json.loads(schema)
+            check_schema(schema)
+            return json.dumps(schema)  # the order of properties is that of the answer
+        except UnsupportedSchema as error:
+            raise MalformedStructure(f"{self.asked_as}: in the schema {error}.") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MalformedStructure(f"{self.asked_as}: the schema is no JSON: {error}.") from None
+
+
+def _one_of(texts: Sequence[str]) -> str:
+    """A grammar of these alone; no text for none."""
+    quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return f"root ::= {quoted}" if quoted else ""
