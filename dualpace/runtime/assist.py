@@ -124,6 +124,10 @@ class AssistBuffer:
     def epoch(self) -> int:
         return int(self._epoch[0])
 
+    @property
+    def is_running(self) -> bool:
+        return int(self._control[0]) == AssistState.GPU_RUNNING
+
     def raise_epoch(self) -> None:
         """Engine only, after a worker's death: whatever is published or running is void."""
         self._epoch[0] += 1

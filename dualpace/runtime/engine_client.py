@@ -53,6 +53,10 @@ class RequestRefused(ValueError):
     """The engine will never run this request; the text says why."""
 
 
+class RequestGivenUp(RuntimeError):
+    """A worker is lost whenever it computes this request; no other is touched."""
+
+
 class EngineClient:
     """Life: `launch` (main thread) -> `connect` (the loop that owns it) -> ... -> `close`."""
 
@@ -221,6 +225,9 @@ class EngineClient:
             case messages.Refused():
                 if stream := self._streams.pop(message.request_id, None):
                     stream.fail(RequestRefused(message.text))
+            case messages.GivenUp():
+                if stream := self._streams.pop(message.request_id, None):
+                    stream.fail(RequestGivenUp(message.text))
             case messages.Stats():
                 waiters, self._stats_waiters = self._stats_waiters, []
                 info = json.loads(message.info)

@@ -227,6 +227,14 @@ class Refused(Message, kind=23):
 
 
 @dataclass(slots=True)
+class GivenUp(Message, kind=29):
+    """A worker is lost with this request whenever it computes it, so nobody will any more."""
+
+    request_id: int
+    text: str
+
+
+@dataclass(slots=True)
 class Tokens(Message, kind=24):
     """One round's tokens. `engines` are `types.Owner`s; STOP is an EOS or a stop token."""
 

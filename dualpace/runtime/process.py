@@ -17,6 +17,8 @@ from pathlib import Path
 
 from dualpace.runtime.wire import Message, decode
 
+PEER_LOST = 3  # exit status of a process that only follows another's end
+
 _LENGTH = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1
 

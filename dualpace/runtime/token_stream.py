@@ -32,7 +32,7 @@ class Update:
 class TokenStream:
     """One request's updates: `async for update in stream`. Close it to give the request up.
 
-    Iterating raises RequestRefused or EngineGone.
+    Iterating raises RequestRefused, RequestGivenUp or EngineGone.
     """
 
     def __init__(self, request_id: int, cancel: Callable[[Sequence[int]], None]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from dualpace.runtime import logprobs, messages, submissions
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
 from dualpace.runtime.engine.conversations import Conversation, open_conversation
-from dualpace.runtime.engine.logs import RequestLog, RoundLog
+from dualpace.runtime.engine.logs import RequestLog, RoundLog, lost_rounds
 from dualpace.runtime.engine.milestones import first_scheduled, prompt_tokens
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.scheduler import make_predictor, make_state
@@ -60,13 +60,14 @@ class LLMEngine:
         self._round_log = RoundLog(plan.runtime.round_log)
         self._request_log = RequestLog(plan.runtime.request_log)
         self._stats = EngineStats()
-        self._workers = pair(plan, self._on_worker_message, self._on_worker_death)
+        self._workers = pair(plan, self._on_worker_message, self._on_worker_loss)
         self._gpu_steps: deque[GpuStep] = deque()  # in flight, oldest first
         self._cpu_step: CpuStep | None = None
         self._cpu_route = Route.FULL_CPU
+        self._unassisted: set[int] = set()  # the GPU worker was lost while it assisted these
         self._gpu_changed = asyncio.Event()
         self._cpu_changed = asyncio.Event()
-        self._completions: asyncio.Queue[messages.Tokens] = asyncio.Queue()
+        self._completions: asyncio.Queue[Message] = asyncio.Queue()
         self._accepting = True
         self._all_done = asyncio.Event()
         self._ended = asyncio.Event()
@@ -196,8 +197,16 @@ class LLMEngine:
                 self._fail(message.text)
         self._changed()
 
-    def _on_worker_death(self, role: str) -> None:
-        """Whatever the worker owed is void; what it owned is rebuilt (design.md, Processes)."""
+    def _on_worker_loss(self, role: str, is_at_fault: bool) -> bool:
+        """Whatever the worker owed is void; what it owned is rebuilt (design.md, Processes).
+
+        Returns whether what it was lost with is settled, if the worker itself is at fault.
+        """
+        cpu_steps = [self._cpu_step] if self._cpu_step is not None else []
+        in_hand = list(self._gpu_steps) if role == "gpu" else cpu_steps
+        log.error("lost with the %s worker: %s", role, lost_rounds(in_hand))
+        self._stats.rounds_lost[role] += len(in_hand)
+        is_settled = is_at_fault and self._settle(role)
         if role == "gpu":
             steps, self._gpu_steps = self._gpu_steps, deque()
             lost = self._state.lose_gpu()
@@ -207,11 +216,33 @@ class LLMEngine:
                     done = messages.StepDone(step.number, time.monotonic(), 0.0, empty, 0)
                     self._log_round(Owner.GPU, applied, done)
         elif any(step.has_host_rows for step in self._gpu_steps):
-            self._workers.gpu.kill()  # it waits for attention that nobody will compute
+            self._workers.gpu.end("gpu worker ended: it would wait for the cpu worker")
         elif self._cpu_step is not None:
             self._cpu_step = None
             self._state.lose_cpu()
         self._changed()
+        return is_settled
+
+    def _settle(self, role: str) -> bool:
+        """Who was in the lost rounds is suspected or given up, and who was assisted is not any
+        more. Returns whether the cause is gone with that."""
+        assisting = self._cpu_step if role == "gpu" and self._workers.assist_is_running else None
+        owner = Owner.GPU if role == "gpu" else Owner.CPU
+        culprit = self._state.accuse(owner, was_assisting=assisting is not None)
+        if culprit is not None:
+            self._give_up(culprit.id, role)
+        if assisting is not None:
+            self._unassisted.update(row.request.id for row in assisting.rows)
+        return culprit is not None or assisting is not None
+
+    def _give_up(self, request_id: int, role: str) -> None:
+        log.error("request %d is given up: the %s worker was lost with it alone", request_id, role)
+        self._state.cancel(request_id)
+        self._completions.put_nowait(
+            messages.GivenUp(request_id, f"the {role} worker is lost whenever it computes it")
+        )
+        self._stats.given_up += 1
+        self._forget(self._conversations[request_id], cancelled=True)
 
     # ---- the loops
 
@@ -256,11 +287,14 @@ class LLMEngine:
             self._send(await self._completions.get())
 
     def _submit_cpu(self, step: CpuStep) -> None:
-        """Chooses the route; without a GPU worker every stage is local."""
+        """Chooses the route; every stage is local without a GPU worker, beside a suspect that must
+        be alone there, and for who was assisted when one was lost."""
         limits = self._plan.assist
+        ids = [row.request.id for row in step.rows]
+        may_ask = self._unassisted.isdisjoint(ids) and not self._state.gpu_suspects
         self._cpu_route = (
-            route(len(step.rows), limits.post_attention_limit, limits.post_layer_limit)
-            if self._workers.gpu.ready
+            route(len(ids), limits.post_attention_limit, limits.post_layer_limit)
+            if may_ask and self._workers.gpu.ready
             else Route.FULL_CPU
         )
         self._workers.cpu.send(cpu_batch(step, self._conversations, self._cpu_route))
@@ -327,6 +361,7 @@ class LLMEngine:
     def _forget(self, conversation: Conversation, cancelled: bool = False) -> None:
         self._log_request(conversation, cancelled=cancelled)
         del self._conversations[conversation.request.id]
+        self._unassisted.discard(conversation.request.id)
         if not self._conversations:
             self._all_done.set()
 

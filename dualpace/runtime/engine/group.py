@@ -1,10 +1,12 @@
 """The ranks of one side as one worker: all get every batch, the first one speaks for all.
 
-A rank that dies takes the others with it, and they are started again together, on memory that is
-as new. Knows nothing about requests or rounds, nor about the other side.
+A worker is lost when a rank dies or says that it met an exception. The other ranks are ended with
+it, and all are started again together, on memory that is as new. Knows nothing about requests or
+rounds, nor about the other side.
 """
 
 import logging
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +17,16 @@ import numpy as np
 from dualpace.runtime.channel import Channel
 from dualpace.runtime.engine.worker_handle import WorkerHandle
 from dualpace.runtime.messages import Failed, Phase, Ready, TransfersDone
+from dualpace.runtime.process import PEER_LOST
 from dualpace.runtime.wire import Message
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS_IN_A_ROW = 3  # without a result between them; more means that a restart does not help
+# Without a result between them; more means that a restart does not help.
+MAX_DEATHS_IN_A_ROW = 3
+MAX_SETTLED_IN_A_ROW = 8
+# Of a process that somebody else has ended: an operator, the kernel for want of memory, a peer.
+_ENDED_BY_OTHERS = (-signal.SIGKILL, PEER_LOST)
 
 
 class WorkerGroup:
@@ -34,21 +41,27 @@ class WorkerGroup:
         shared_fds: Mapping[str, int],
         reset: Callable[[], None],
         on_message: Callable[[Message], None],
-        on_death: Callable[[], None],
+        on_loss: Callable[[bool], None],
     ) -> None:
-        """One rank a channel. `reset` clears what the ranks share, before they start. `on_death` is
-        called once for the whole group, when none of its processes is left."""
+        """One rank a channel. `reset` clears what the ranks share, before they start. `on_loss` is
+        called once for the whole group, when none of its processes is left, and told whether the
+        worker itself is at fault; then `restart` it."""
         self.role = role
         self.ready = False
         self.phase = "not started"
         self.restarts = 0
-        self._death_s = 0.0  # the last one's
+        self._loss_s = 0.0  # the last one's
         self._deaths_in_a_row = 0
-        self._is_ending = False  # a rank has died, the others are about to
-        self._has_failed = False  # one said that it cannot go on; a restart would not help
+        self._settled_in_a_row = 0
+        self._was_ready = False  # once
+        self._cannot_start = False  # it said so; a restart would not help
+        self._is_ending = False  # a rank is lost, the others are about to be
+        self._is_at_fault = False
+        self._is_wanted = False  # the engine itself has ended it
+        self._last_words = ""
         self._reset = reset
         self._on_message = on_message
-        self._on_death = on_death
+        self._on_loss = on_loss
         self._copied: Counter[int] = Counter()  # ranks that have ended a transfer, while not all
         alone = len(channels) == 1
         self.ranks = tuple(
@@ -71,11 +84,39 @@ class WorkerGroup:
 
     def start(self) -> None:
         """Call from the main thread."""
-        self._is_ending = False
+        self._is_ending = self._is_at_fault = self._is_wanted = False
         self._copied.clear()
         self._reset()
         for rank in self.ranks:
             rank.start()
+
+    def restart(self, is_settled: bool) -> None:
+        """After `on_loss`, unless that would help nobody: then it says so. `is_settled`: what it
+        was lost with will not come again."""
+        if any(rank.has_worked for rank in self.ranks):
+            self._deaths_in_a_row = self._settled_in_a_row = 0
+        if is_settled:
+            self._deaths_in_a_row = 0
+            self._settled_in_a_row += 1
+        elif not self._is_wanted:
+            self._deaths_in_a_row += 1
+        if hopeless := self._hopeless():
+            self._cannot_start = True
+            self._on_message(Failed(hopeless, 0))
+            return
+        self.restarts += 1
+        self.start()
+
+    def _hopeless(self) -> str:
+        """Why another start would not help, if so."""
+        why = ""
+        if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
+            why = f"died {self._deaths_in_a_row} times in a row"
+        elif self._settled_in_a_row >= MAX_SETTLED_IN_A_ROW:
+            why = f"died with {self._settled_in_a_row} requests in a row, each by itself"
+        if not why:
+            return ""
+        return f"the {self.role} worker {why}; last: {self._last_words}. Its messages above say why"
 
     @property
     def pid(self) -> int:
@@ -96,10 +137,11 @@ class WorkerGroup:
         first = dict(self.ranks[0].info)
         return first if len(self.ranks) == 1 else {**first, "ranks": [r.info for r in self.ranks]}
 
-    def kill(self) -> None:
-        """At once; the engine hears of it as of any death."""
-        for rank in self.ranks:
-            rank.kill()
+    def end(self, why: str) -> None:
+        """At once, and not by its own fault; the engine hears of it as of any loss."""
+        if not self._is_ending:
+            self._is_wanted = True
+            self._lose(why, False)
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -107,33 +149,25 @@ class WorkerGroup:
 
     def _rank_died(self, dead: WorkerHandle, status: int) -> None:
         self.ready = False
-        if self._has_failed:
+        if self._cannot_start:
             return
-        if not self._is_ending:
-            self._is_ending = True
-            self.phase = "restarting"
-            self._death_s = time.monotonic()
-            log.error("%s ended with status %s", dead.name, status)
-            self._count_death(dead.name, status)
-            self.kill()
-        if not any(rank.is_running for rank in self.ranks) and not self._is_hopeless:
-            self.restarts += 1
-            self._on_death()
+        self._lose(f"{dead.name} ended with status {status}", status not in _ENDED_BY_OTHERS)
+        if not any(rank.is_running for rank in self.ranks):
+            self._on_loss(self._is_at_fault)
 
-    def _count_death(self, name: str, status: int) -> None:
-        if any(rank.has_worked for rank in self.ranks):
-            self._deaths_in_a_row = 0
-        self._deaths_in_a_row += 1
-        if self._is_hopeless:
-            reason = (
-                f"the {name} died {self._deaths_in_a_row} times in a row, last with status "
-                f"{status}; its messages above say why"
-            )
-            self._on_message(Failed(reason, 0))
-
-    @property
-    def _is_hopeless(self) -> bool:
-        return self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW
+    def _lose(self, why: str, is_at_fault: bool) -> None:
+        """Of several reasons the first is told; that the worker is at fault, any may say."""
+        self._is_at_fault |= is_at_fault
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self.ready = False
+        self.phase = "restarting"
+        self._loss_s = time.monotonic()
+        self._last_words = why
+        log.error("%s", why)
+        for rank in self.ranks:
+            rank.kill()
 
     # ---- messages
 
@@ -144,6 +178,8 @@ class WorkerGroup:
             rank.post(message)
 
     def _status(self, rank: WorkerHandle, message: Message) -> None:
+        if isinstance(message, Failed) and self._was_ready:
+            self._lose(message.text, True)
         if self._is_ending:
             return
         match message:
@@ -154,13 +190,13 @@ class WorkerGroup:
             case Ready():
                 if not all(rank.ready for rank in self.ranks):
                     return
-                self.ready = True
+                self.ready = self._was_ready = True
                 self.phase = "ready"
                 if self.restarts:
-                    seconds = time.monotonic() - self._death_s
+                    seconds = time.monotonic() - self._loss_s
                     log.info("the %s worker is back after %.1f s", self.role, seconds)
             case Failed():
-                self._has_failed = True
+                self._cannot_start = True
         self._on_message(message)
 
     def _result(self, message: Message) -> None:

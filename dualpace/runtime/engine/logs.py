@@ -2,12 +2,25 @@
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.schedule.rounds import CpuStep, GpuStep
 
 _KEPT_ROUNDS = 8
+_SHOWN_IDS = 8
+
+
+def lost_rounds(steps: Iterable[GpuStep | CpuStep]) -> str:
+    """What a lost worker had in hand, for people: `round 7 with 3 requests (1, 2, 5)`."""
+    texts = []
+    for step in steps:
+        ids = [str(row.request.id) for row in step.all_rows]
+        shown = ", ".join(ids[:_SHOWN_IDS] + ["..."] * (len(ids) > _SHOWN_IDS))
+        texts.append(f"round {step.number} with {len(ids)} requests ({shown})")
+    return " and ".join(texts) or "no round"
 
 
 def _open(key: str, path: str) -> TextIO:

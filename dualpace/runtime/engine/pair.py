@@ -1,4 +1,4 @@
-"""Both sides' workers, the memory they share, and what the death of one means for it."""
+"""Both sides' workers, the memory they share, and what the loss of one means for it."""
 
 import os
 import time
@@ -31,9 +31,11 @@ class WorkerPair:
         self,
         plan: Plan,
         on_message: Callable[[str, Message], None],
-        on_death: Callable[[str], None],
+        on_loss: Callable[[str, bool], bool],
     ) -> None:
-        self._on_death = on_death
+        """`on_loss` also gets whether the worker itself is at fault, and returns whether what it
+        was lost with is settled: will not come again."""
+        self._on_loss = on_loss
         started_s = time.monotonic()
         self._host_pool = SharedRegion.create(
             "host KV pool", host_pool_bytes(plan), huge=True, near=host_pool_stretches(plan)
@@ -69,7 +71,7 @@ class WorkerPair:
                 {**fds, **common.fds, **bells},
                 common.reset,
                 lambda message: on_message(role, message),
-                lambda: self._died(role),
+                lambda is_at_fault: self._lost(role, is_at_fault),
             )
 
         self.gpu = group("gpu", "cpu")
@@ -89,7 +91,7 @@ class WorkerPair:
 
     @property
     def epoch(self) -> int:
-        """Rises with every death of a worker."""
+        """Rises with every loss of a worker."""
         return self._assist.epoch
 
     def info(self) -> dict[str, Any]:
@@ -101,14 +103,19 @@ class WorkerPair:
             "cpu": {"pid": self.cpu.pid, **self.cpu.info},
         }
 
-    def _died(self, role: str) -> None:
+    @property
+    def assist_is_running(self) -> bool:
+        """The GPU worker has taken an assist that it has not answered."""
+        return self._assist.is_running
+
+    def _lost(self, role: str, is_at_fault: bool) -> None:
         """Voids the assist in flight, wakes the survivors, and starts a successor."""
-        dead, survivor = (self.gpu, self.cpu) if role == "gpu" else (self.cpu, self.gpu)
+        lost, survivor = (self.gpu, self.cpu) if role == "gpu" else (self.cpu, self.gpu)
+        is_settled = self._on_loss(role, is_at_fault)
         self._assist.raise_epoch()
         for bell in survivor.doorbells:
             ring(bell)
-        self._on_death(role)
-        dead.start()
+        lost.restart(is_settled)
 
 
 class RanksMemory:

@@ -25,6 +25,8 @@ class EngineStats:
     transfers: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
+    rounds_lost: Counter[str] = field(default_factory=Counter)  # with their worker
+    given_up: int = 0  # requests that no worker survives
     busy_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     routes: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -64,6 +66,8 @@ class EngineStats:
             "host_blocks": {"capacity": state.host_pool.capacity, "used": state.host_pool.num_used},
             "tokens": dict(self.tokens),
             "rounds": dict(self.rounds),
+            "rounds_lost": dict(self.rounds_lost),
+            "given_up": self.given_up,
             "busy_s": dict(self.busy_s),
             "routes": dict(self.routes),
             "events": dict(self.events),

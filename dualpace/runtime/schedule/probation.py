@@ -21,13 +21,13 @@ from dualpace.runtime.schedule.view import View
 from dualpace.runtime.types import Owner, Phase, Request
 
 
-def accuse(ledger: Ledger, worker: Owner) -> Request | None:
+def accuse(ledger: Ledger, worker: Owner, was_assisting: bool) -> Request | None:
     """The culprit, if the lost worker's rounds in flight prove one; else all of them are suspects.
 
     Call it before `lose_gpu` or `lose_cpu`, which void these rounds.
     """
     inside = {row.request.id: row.request for row in _rows_of(ledger, worker)}
-    if len(inside) == 1:
+    if len(inside) == 1 and not was_assisting:
         (only,) = inside.values()
         if only.id in ledger.on_probation:
             return only

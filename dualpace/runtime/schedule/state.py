@@ -188,12 +188,12 @@ class State(Ledger):
 
     # lost workers
 
-    def accuse(self, worker: Owner) -> Request | None:
+    def accuse(self, worker: Owner, was_assisting: bool = False) -> Request | None:
         """The worker of that side is lost by its own fault. Returns whose row it cannot survive,
         if that is proven: give it up. Else whoever was in its rounds runs alone next. Before
-        `lose_gpu` or `lose_cpu`.
+        `lose_gpu` or `lose_cpu`. `was_assisting`: it ran something for the other side too.
         """
-        return accuse(self, worker)
+        return accuse(self, worker, was_assisting)
 
     def lose_gpu(self) -> list[Request]:
         """The GPU worker died: HBM, its steps in flight and all outstanding copies are void.

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from dualpace.graphs.chat import ChatError
-from dualpace.runtime.engine_client import EngineGone, RequestRefused, ShuttingDown
+from dualpace.runtime.engine_client import EngineGone, RequestGivenUp, RequestRefused, ShuttingDown
 from dualpace.runtime.sampling_params import InvalidParameter
 
 _SHOWN = 100  # characters of a path in a sentence
@@ -54,6 +54,8 @@ def as_api_error(error: Exception) -> APIError:
             return APIError(400, f"{text[:1].upper()}{text[1:]}.", "messages", "invalid_value")
         case RequestRefused():
             return APIError(400, str(error), "prompt", "request_refused")
+        case RequestGivenUp():
+            return APIError(500, f"The request was given up: {error}.", code="engine_error")
         case ShuttingDown():
             return APIError(503, f"The request was cut off: {error}.", code="shutting_down")
         case EngineGone():
@@ -84,6 +86,7 @@ def install(app: FastAPI) -> None:
         InvalidParameter,
         ChatError,
         RequestRefused,
+        RequestGivenUp,
         EngineGone,
         HTTPException,
         Exception,

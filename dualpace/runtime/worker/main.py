@@ -14,11 +14,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.messages import Failed, Hello, Phase, Ready
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.process import become_child, receive
+from dualpace.runtime.process import PEER_LOST, become_child, receive
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.link import LifelineClosedError, Link
 from dualpace.runtime.worker.progress import Progress
@@ -29,6 +30,7 @@ _THREAD_COUNTS = (
     "OPENBLAS_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
+_SHOWN = 1000  # characters of an exception in a sentence
 
 
 def main(
@@ -38,7 +40,9 @@ def main(
     """Runs until the lifeline closes. `copy_engine(doorbell)` makes the accelerator's copies (tests
     bring their own).
 
-    Exits with status 1 after `Failed` has been sent.
+    Exits with status 1 after `Failed` has been sent, whether it could not start or met an exception
+    in a batch: what the batch has left is unknown, and on a device an error may stay for good. So
+    the engine starts another. PEER_LOST: another rank is gone.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--lifeline", type=int, required=True)
@@ -60,14 +64,22 @@ def main(
         settle(plan, options.role, options.rank)
         _serve(plan, options.role, link, copy_engine)
     except LifelineClosedError:
-        sys.stdout.flush()
-        os._exit(0)  # nothing here is worth the second that torch takes to end
+        _end(0)
     except ConfigError as error:
         link.send(Failed(str(error), 1))
     except Exception as error:  # the engine hears of it, whoever reads the log sees where
         traceback.print_exc()
-        link.send(Failed(f"the {options.role} worker failed: {type(error).__name__}: {error}", 0))
-    sys.exit(1)
+        what = f"{type(error).__name__}: {error}"[:_SHOWN]
+        link.send(Failed(f"the {options.role} worker failed: {what}", 0))
+    _end(1)
+
+
+def _end(status: int) -> NoReturn:
+    """At once: nothing here is worth the second that torch takes to end, or a device's error on the
+    way."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def settle(plan: Plan, role: str, rank: int = 0) -> None:
@@ -111,4 +123,4 @@ def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyE
             worker.turn()
     except PeerLost as error:  # nothing that this one did: the engine starts all ranks again
         print(f"{role} worker {link.rank}: {error}", file=sys.stderr)
-        sys.exit(1)
+        _end(PEER_LOST)
