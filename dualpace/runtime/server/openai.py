@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+from dualpace.runtime.sampling_params import MAX_LOGPROBS, InvalidParameter, SamplingParams
 from dualpace.runtime.server.conversation import ChatMessage
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.logprobs import LogprobForm
 from dualpace.runtime.server.streams import UsageParts
 from dualpace.runtime.server.wording import shown
 
@@ -43,7 +44,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "guided_json": [],
     "guided_regex": [],
     "length_penalty": [1],
-    "logprobs": [False],
     "modalities": [["text"]],
     "parallel_tool_calls": [True],
     "prediction": [],
@@ -126,6 +126,7 @@ class _Sampled(_Strict):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     def check(self) -> None:
         """Raises APIError for what cannot be done, apart from ranges of sampling parameters."""
@@ -154,13 +155,23 @@ class _Sampled(_Strict):
             return "all"
         return "last" if options.include_usage else "none"
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to tell beside each generated one; None: tell nothing."""
+        return None
+
+    @property
+    def logprob_form(self) -> LogprobForm | None:
+        best = self.num_logprobs
+        return None if best is None else LogprobForm(best, bool(self.return_tokens_as_token_ids))
+
     def sampling(self, max_tokens: int | None) -> SamplingParams:
         """Raises InvalidParameter for values out of range."""
         given = ((name, getattr(self, name)) for name in _SAMPLING)
         asked: dict[str, Any] = {name: value for name, value in given if value is not None}
         if self.logit_bias is not None:
             asked["logit_bias"] = _token_ids(self.logit_bias)
-        return SamplingParams(max_tokens=max_tokens, **asked)
+        return SamplingParams(max_tokens=max_tokens, logprobs=self.num_logprobs, **asked)
 
 
 _SAMPLING = (_Sampled.model_fields.keys() & SamplingParams.__dataclass_fields__.keys()) - {
@@ -185,6 +196,18 @@ class CompletionRequest(_Sampled):
     """POST /v1/completions"""
 
     prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.logprobs is not None:
+            text = "echo=true with 'logprobs' is not supported: tokens of prompts have none."
+            raise APIError(400, text, "echo", "unsupported_parameter")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     def params(self) -> SamplingParams:
         return self.sampling(COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens)
@@ -209,6 +232,22 @@ class ChatRequest(_Sampled):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        best = self.top_logprobs or 0
+        if not 0 <= best <= MAX_LOGPROBS:
+            raise InvalidParameter(
+                "top_logprobs", f"top_logprobs={best} is out of range: use 0 to {MAX_LOGPROBS}."
+            )
+        if best and not self.logprobs:
+            raise InvalidParameter("top_logprobs", "'top_logprobs' needs logprobs=true.")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def params(self) -> SamplingParams:
         limit = self.max_completion_tokens

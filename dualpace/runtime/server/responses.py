@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from dualpace.runtime.types import ENGINES
 
+Logprobs = dict[str, Any] | None  # of a choice; None: not asked for, or no token yet
+
 
 class End(NamedTuple):
     """Why an answer ended; nothing while it goes on."""
@@ -23,9 +25,9 @@ class Shape(Protocol):
     whole: str  # `object` of a whole answer
     part: str  # `object` of a piece
 
-    def choice(self, index: int, text: str, end: End) -> dict[str, Any]: ...
+    def choice(self, index: int, text: str, end: End, logprobs: Logprobs) -> dict[str, Any]: ...
 
-    def delta(self, index: int, text: str, end: End) -> dict[str, Any]: ...
+    def delta(self, index: int, text: str, end: End, logprobs: Logprobs) -> dict[str, Any]: ...
 
     def opening(self, index: int) -> dict[str, Any] | None: ...
 
@@ -33,8 +35,8 @@ class Shape(Protocol):
 class CompletionShape:
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def choice(self, index: int, text: str, end: End) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, **end._asdict()}
+    def choice(self, index: int, text: str, end: End, logprobs: Logprobs) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, **end._asdict()}
 
     delta = choice
 
@@ -45,19 +47,19 @@ class CompletionShape:
 class ChatShape:
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, end: End) -> dict[str, Any]:
+    def choice(self, index: int, text: str, end: End, logprobs: Logprobs) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return self._with(index, end, message=message)
+        return self._with(index, end, logprobs, message=message)
 
-    def delta(self, index: int, text: str, end: End) -> dict[str, Any]:
-        return self._with(index, end, delta={"content": text})
+    def delta(self, index: int, text: str, end: End, logprobs: Logprobs) -> dict[str, Any]:
+        return self._with(index, end, logprobs, delta={"content": text})
 
     def opening(self, index: int) -> dict[str, Any]:
-        return self._with(index, End(), delta={"role": "assistant", "content": ""})
+        return self._with(index, End(), None, delta={"role": "assistant", "content": ""})
 
     @staticmethod
-    def _with(index: int, end: End, **body: Any) -> dict[str, Any]:
-        return {"index": index, **body, "logprobs": None, **end._asdict()}
+    def _with(index: int, end: End, logprobs: Logprobs, **body: Any) -> dict[str, Any]:
+        return {"index": index, **body, "logprobs": logprobs, **end._asdict()}
 
 
 @dataclass(slots=True)

@@ -1,9 +1,11 @@
 """From a checked request to a job: admission, tokenizing, clipping. What the routes share."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from dualpace.runtime.engine_client import EngineClient
@@ -25,7 +27,7 @@ from dualpace.runtime.server.metrics import Metrics
 from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.request_metrics import Asked
 from dualpace.runtime.server.responses import ChatShape, CompletionShape, Envelope, Shape, Usage
-from dualpace.runtime.server.streams import Job, Pieces
+from dualpace.runtime.server.streams import Job, Pieces, ToldAs
 from dualpace.runtime.server.tokens import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -93,8 +95,8 @@ class Service:
         tokenizer = self.admit(request.model)
         request.check()
         params = request.params()
-        prompts = []
-        for prompt in request.prompts():
+        prompts, given = [], request.prompts()
+        for prompt in given:
             if isinstance(prompt, str):
                 encoded = _off_loop(len(prompt), encode_text, tokenizer, prompt, self._max_context)
                 prompts.append(await encoded)
@@ -102,7 +104,10 @@ class Service:
                 prompts.append(prompt)
         if not prompts:
             raise InvalidParameter("prompt", "The prompt is empty.")
-        return self._job(CompletionShape(), tokenizer, prompts, params, request, arrival_s)
+        form = request.logprob_form
+        told_as = None if form is None else form.completion
+        shape, echoes = CompletionShape(), given if request.echo else []
+        return self._job(shape, tokenizer, prompts, params, request, arrival_s, told_as, echoes)
 
     async def chat(self, request: ChatRequest) -> Job:
         arrival_s = time.monotonic()
@@ -112,7 +117,9 @@ class Service:
         messages = conversation(request.messages)
         size = sum(len(message["content"]) for message in messages)
         prompt = await _off_loop(size, encode_chat, tokenizer, messages, self._max_context)
-        return self._job(ChatShape(), tokenizer, [prompt], params, request, arrival_s)
+        form = request.logprob_form
+        told_as = None if form is None else form.chat
+        return self._job(ChatShape(), tokenizer, [prompt], params, request, arrival_s, told_as)
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         tokenizer = self.admit(request.model)
@@ -131,19 +138,23 @@ class Service:
         params: SamplingParams,
         request: CompletionRequest | ChatRequest,
         arrival_s: float,
+        told_as: ToldAs | None,
+        echoes: Sequence[str | list[int]] = (),
     ) -> Job:
+        """`echoes`: each prompt as it was given, if the answers shall repeat it."""
         model = self.client.plan.model
         params.check_tokens(model.vocab, model.eos_token_ids)
         for prompt in prompts:
             check_prompt(prompt, model.max_context, model.vocab)
         answers = []
-        for prompt in prompts:
+        for prompt, echo in zip_longest(prompts, echoes):
             limit = output_limit(params, len(prompt), model.max_context)
             asked = Asked(len(prompt), limit, request.num_answers, arrival_s)
             for i in range(request.num_answers):
                 seeded = params.seeded(i)
                 pieces = generate(self.client, tokenizer, prompt, seeded, model.max_context)
-                answers.append(self.metrics.requests.observe(pieces, asked))
+                pieces = self.metrics.requests.observe(pieces, asked)
+                answers.append(pieces if echo is None else _after(echo, tokenizer, pieces))
         return Job(
             envelope=Envelope(shape, model.name),
             pieces=self._counted(merge(answers)),
@@ -151,6 +162,7 @@ class Service:
             usage=Usage(sum(map(len, prompts))),
             stream=bool(request.stream),
             usage_parts=request.usage_parts,
+            told_as=told_as,
         )
 
     async def _counted(self, pieces: Pieces) -> AsyncGenerator[tuple[int, Piece], None]:
@@ -161,6 +173,19 @@ class Service:
         finally:
             await pieces.aclose()
             self.num_answers -= 1
+
+
+async def _after(
+    prompt: str | list[int], tokenizer: Tokenizer, pieces: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[Piece, None]:
+    """The pieces, the first of them with the prompt before its text; closes them."""
+    async with contextlib.aclosing(pieces):
+        echo = prompt
+        if not isinstance(echo, str):
+            echo = await _off_loop(len(echo), tokenizer.decode, echo, False)
+        async for piece in pieces:
+            yield replace(piece, text=echo + piece.text)
+            echo = ""
 
 
 async def _off_loop(size: int, function: Callable[..., T], *arguments: object) -> T:

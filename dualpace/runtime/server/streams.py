@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dualpace.runtime.alignment import ToldToken
 from dualpace.runtime.generation import Piece
 from dualpace.runtime.server.errors import as_api_error
 from dualpace.runtime.server.responses import End, Envelope, Usage
@@ -18,6 +19,7 @@ from dualpace.runtime.server.responses import End, Envelope, Usage
 log = logging.getLogger(__name__)
 
 UsageParts = Literal["none", "last", "all"]  # of a stream, that say how many tokens there were
+ToldAs = Callable[[Sequence[ToldToken]], dict[str, Any]]
 Pieces = AsyncGenerator[tuple[int, Piece], None]  # (index of the choice, what is new)
 
 _HEADERS = [
@@ -61,6 +63,7 @@ class Job:
     usage: Usage
     stream: bool
     usage_parts: UsageParts
+    told_as: ToldAs | None  # how log-probabilities are told; None: not at all
 
 
 class Answer(Response):
@@ -80,15 +83,17 @@ class Answer(Response):
 
 async def _send_json(job: Job, send: Send) -> None:
     texts: list[list[str]] = [[] for _ in range(job.num_choices)]
+    told: list[list[ToldToken]] = [[] for _ in range(job.num_choices)]
     ends = [End()] * job.num_choices
     async with contextlib.aclosing(job.pieces) as pieces:
         async for index, piece in pieces:
             texts[index].append(piece.text)
+            told[index] += piece.told
             ends[index] = End(piece.finish_reason, piece.stop_reason)
             job.usage.count(piece.engines)
     choices = [
-        job.envelope.shape.choice(index, "".join(parts), end)
-        for index, (parts, end) in enumerate(zip(texts, ends, strict=True))
+        job.envelope.shape.choice(index, "".join(parts), end, job.told_as and job.told_as(tokens))
+        for index, (parts, end, tokens) in enumerate(zip(texts, ends, told, strict=True))
     ]
     body = json.dumps(job.envelope.whole(choices, job.usage), ensure_ascii=False).encode()
     headers = [
@@ -112,7 +117,7 @@ async def _send_events(job: Job, send: Send) -> None:
         if not started:
             raise
         answer = as_api_error(error)
-        if answer.status == 500:
+        if answer.status == 500 and answer.code is None:  # nobody has told of it
             log.error("a stream failed", exc_info=error)
         data = event(answer.body())
         await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -133,7 +138,8 @@ async def _events(job: Job) -> AsyncGenerator[bytes, None]:
                     data = event(envelope.part([opening], **no_usage))
             job.usage.count(piece.engines)
             end = End(piece.finish_reason, piece.stop_reason)
-            delta = shape.delta(index, piece.text, end)
+            logprobs = job.told_as(piece.told) if job.told_as and piece.told else None
+            delta = shape.delta(index, piece.text, end, logprobs)
             usage = job.usage.fields() if job.usage_parts == "all" else no_usage
             yield data + event(envelope.part([delta], **usage))
     last = b"" if job.usage_parts == "none" else event(envelope.part([], **job.usage.fields()))

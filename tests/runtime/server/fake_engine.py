@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from byte_tokenizer import EOS
+from likely import told
 
 from dualpace.runtime import messages
 from dualpace.runtime.connection import Connection
@@ -38,6 +39,7 @@ class Running:
     kind: str
     stop_token_ids: list[int]
     prompt_len: int
+    logprobs: int  # `messages.asks_for`
     num_output: int = 0
 
     def next_token(self) -> tuple[int, int]:
@@ -107,6 +109,7 @@ class FakeEngine:
             kind,
             rules.get("stop_token_ids", []),
             int(message.offsets[i + 1] - message.offsets[i]),
+            int(message.logprobs[i]),
         )
         now_s = time.monotonic()
         ids, queued_s = np.array([request_id], np.int64), np.array([now_s])
@@ -133,6 +136,7 @@ class FakeEngine:
             if finished:
                 del self.running[request_id]
         ids, engines, tokens, finished = zip(*made, strict=True)
+        asked = [r.logprobs for _, r in due]
         self.link.send(
             messages.Tokens(
                 np.array(ids, np.int64),
@@ -141,6 +145,7 @@ class FakeEngine:
                 np.array(finished, np.uint8),
                 time.monotonic(),
                 num_prompt_tokens,
+                *told(list(tokens), asked),
             )
         )
 

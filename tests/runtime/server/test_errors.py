@@ -16,9 +16,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("logprobs", 1),
-        ("logprobs", 0),
-        ("echo", True),
+        ("prompt_logprobs", 1),
         ("suffix", "end"),
         ("best_of", 2),
         ("guided_json", {"type": "object"}),
@@ -37,8 +35,6 @@ def test_what_is_not_built_is_refused_by_name(server, param, value):
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
-        ("logprobs", True),
-        ("top_logprobs", 5),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
@@ -134,7 +130,7 @@ def test_bad_values_name_their_parameter(server, param, value):
             ["a", None],
             f"'prompt[1]' must be a string, not null: 'prompt' takes {PROMPTS}.",
         ),
-        ("echo", True, "echo=true is not supported by this server; leave 'echo' out."),
+        ("store", True, "store=true is not supported by this server; leave 'store' out."),
         ("suffix", "x", "suffix=\"x\" is not supported by this server; leave 'suffix' out."),
     ],
 )
