@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dualpace.errors import ConfigError
-from dualpace.graphs.gguf_file import GGUFFile
 from dualpace.graphs.gguf_tensors import GGUFTensors
 from dualpace.graphs.hf_config import read_json
 from dualpace.graphs.models import family_of
@@ -54,12 +53,12 @@ def load_weights(
     spec = source.spec
     if source.kind == "random":
         return random_weights(spec, dtype, seed, shard)
-    assert source.path is not None
     family = family_of(spec.architecture)
     if source.kind == "safetensors":
+        assert source.path is not None
         return _assemble(spec, shard, family.hf_names, SafetensorsFolder(source.path), dtype)
-    file = GGUFTensors(GGUFFile(source.path))
-    weights = _assemble(spec, shard, family.gguf_names, file, dtype)
+    assert source.file is not None
+    weights = _assemble(spec, shard, family.gguf_names, GGUFTensors(source.file), dtype)
     if family.gguf_permuted:
         local = shard.local(spec)
         for layer in weights.layers:

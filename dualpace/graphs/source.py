@@ -22,6 +22,7 @@ class Source:
     path: Path | None
     spec: ModelSpec
     name: str  # what clients call it by default
+    file: GGUFFile | None = None  # of kind gguf, opened
 
 
 def resolve_source(source: str) -> Source:
@@ -30,21 +31,25 @@ def resolve_source(source: str) -> Source:
     ConfigError with a remedy when nothing is there or the model is not supported.
     """
     if source == "smollm2":
-        path = _packaged_smollm2()
-        return Source("gguf", path, spec_from_gguf(GGUFFile(path)), "SmolLM2-135M-Instruct")
+        return _gguf_source(_packaged_smollm2(), "SmolLM2-135M-Instruct")
     if source.startswith("random:"):
         shape = source.removeprefix("random:")
         name = shape if shape in SHAPES else Path(shape).stem
         return Source("random", None, _random_spec(shape), f"random-{name}")
     path = Path(source).expanduser()
     if path.is_file() and path.suffix == ".gguf":
-        return Source("gguf", path, spec_from_gguf(GGUFFile(path)), path.stem)
+        return _gguf_source(path, path.stem)
     if path.is_dir():
         return Source("safetensors", path, spec_from_folder(path), path.resolve().name)
     raise ConfigError(
         f"model.source={source} is neither a folder nor a .gguf file here, and nothing is "
         f"downloaded: fetch the model first and name its folder, or use smollm2 or random:SHAPE."
     )
+
+
+def _gguf_source(path: Path, name: str) -> Source:
+    file = GGUFFile(path)
+    return Source("gguf", path, spec_from_gguf(file), name, file)
 
 
 def _packaged_smollm2() -> Path:

@@ -16,7 +16,6 @@ import tokenizers
 from dualpace.errors import ConfigError
 from dualpace.graphs.chat import ChatError, ChatTemplate
 from dualpace.graphs.detokenizer import IncrementalDetokenizer, byte_alphabet
-from dualpace.graphs.gguf_file import GGUFFile
 from dualpace.graphs.hf_config import read_json
 from dualpace.graphs.source import Source
 from dualpace.graphs.special_tokens import SpecialTokens
@@ -123,9 +122,10 @@ def load_tokenizer(source: Source) -> Tokenizer:
     if source.kind == "random":
         backend = byte_backend(source.spec.vocab)
         return Tokenizer(backend, SpecialTokens({}, frozenset()), eos_ids)
-    assert source.path is not None
     if source.kind == "gguf":
-        return Tokenizer(*backend_from_gguf(GGUFFile(source.path)), eos_ids)
+        assert source.file is not None
+        return Tokenizer(*backend_from_gguf(source.file), eos_ids)
+    assert source.path is not None
     return Tokenizer(*_backend_from_folder(source.path), eos_ids)
 
 
