@@ -39,15 +39,15 @@ def of_rows(told: StepDone, rows: Sequence[int]) -> tuple[I32, I32]:
     return here[here >= 0], words[here >= 0].ravel()
 
 
-def by_place(tokens: Tokens) -> dict[int, TokenLogprobs]:
-    """Place among `tokens` -> what is told of it."""
-    if not len(tokens.asking):
+def by_place(message: StepDone | Tokens) -> dict[int, TokenLogprobs]:
+    """Place among the message's tokens -> what is told of it."""
+    if not len(message.asking):
         return {}
-    words = tokens.logprobs.reshape(len(tokens.asking), -1)
+    words = message.logprobs.reshape(len(message.asking), -1)
     width = (words.shape[1] - 1) // 2
     ids = words[:, :width].tolist()
     values = np.ascontiguousarray(words[:, width : 2 * width]).view(np.float32).tolist()
-    told = zip(tokens.asking.tolist(), ids, values, words[:, -1].tolist(), strict=True)
+    told = zip(message.asking.tolist(), ids, values, words[:, -1].tolist(), strict=True)
     return {
         place: TokenLogprobs(
             row_ids[0], row_values[0], rank, list(zip(row_ids[1:], row_values[1:], strict=True))

@@ -20,13 +20,21 @@ from dualpace.graphs.gpu.forward import Rows
 from dualpace.graphs.gpu.triton_attention import SdpaPrefill
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.sampling import SamplingRows
+from dualpace.graphs.shard import WHOLE
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.wiring import kv_layout
 from dualpace.runtime.worker import build
 from dualpace.runtime.worker.accelerator import AcceleratorWorker
+from dualpace.runtime.worker.cuda import (
+    assists,
+    layer_times,
+    lockstep,
+    model,
+    rounds,
+    transfers,
+)
 from dualpace.runtime.worker.cuda import build as device_build
-from dualpace.runtime.worker.cuda import layer_times, lockstep, model, rounds, transfers
 from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.link import Link
@@ -86,6 +94,7 @@ class Forward:
     def __init__(self, plan: Plan) -> None:
         source = resolve_source(plan.model.source)
         self.spec, self.dtype, self.device = source.spec, torch.float32, torch.device("cpu")
+        self.shard = WHOLE
         self.weights = load_weights(source, torch.float32, plan.model.seed)
         self._stages = GraphCache().build(source.spec, self.weights, max_context=512)
 
@@ -114,6 +123,9 @@ class Forward:
 
     def post_attention(self, layer: int, rows: Rows) -> None:
         self._leave(rows, self._stages.post_attention(layer, rows.attn, rows.x))
+
+    def normed(self, rows: Rows, weight: torch.Tensor) -> None:
+        rows.h.copy_(rows.x)
 
     def greedy(self, h: torch.Tensor, tokens: torch.Tensor) -> None:
         zeros, ones = torch.zeros(len(h)), torch.ones(len(h))
@@ -171,9 +183,10 @@ def device_rig(monkeypatch: pytest.MonkeyPatch) -> None:
         ("synchronize", lambda: None),
     ):
         monkeypatch.setattr(torch.cuda, name, fake)
-    for module in (model, lockstep, layer_times):
+    for module in (model, lockstep, layer_times, assists):
         monkeypatch.setattr(module, "Capturer", Capturer)
-    monkeypatch.setattr(lockstep, "HostMemory", lambda *_: None)
+    for module in (lockstep, assists):
+        monkeypatch.setattr(module, "HostMemory", lambda *_: None)
     monkeypatch.setattr(transfers, "host_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(device_build, "StreamWords", Words)
     monkeypatch.setattr(layer_times, "_timed", _once)
@@ -204,14 +217,22 @@ def _build(plan: Plan, link: Link, progress: Progress, _: object) -> Accelerator
     registered = transfers.RegisteredPool(host.blocks, memory)
     forward: Any = Forward(plan)
     maker: Any = Maker()
+    paired = link.lockstep is not None
     made = model.make_model(
-        forward, pool, limit, (4, 8), maker, False, lambda done, total: None, max_sampled=32
+        forward, pool, limit, (4, 8), maker, not paired, _ignore, max_sampled=32
     )
     moves = transfers.DeviceTransfers(pool, [registered])
     compiles: Any = SimpleNamespace(ready=lambda: None, after_ready=0)
-    main = rounds.DeviceRounds(made, moves, transfers.WriteOut([registered]), compiles, False)
-    assert link.lockstep is not None
+    write_out = transfers.WriteOut([registered])
+    main = rounds.DeviceRounds(made, moves, write_out, compiles, boundaries=not paired)
+    if link.lockstep is None:
+        graphs = assists.AssistGraphs(forward, plan.cpu.max_batch_size, _ignore)
+        served = assists.DeviceAssists(link, graphs, torch.float32, own_stream=False)
+        return AcceleratorWorker(link, main, moves, served)
     exchange = Exchange(link.lockstep, plan.model.head_dim, torch.float32)
-    paired = device_build._paired(plan, exchange, main, progress)
+    lanes = device_build._paired(plan, exchange, main, progress)
     assert set(progress.layer_times) == {"linear", "post_layer", "decode", "prefill", "exchange"}
-    return AcceleratorWorker(link, paired, moves, None)
+    return AcceleratorWorker(link, lanes, moves, None)
+
+
+def _ignore(done: int, total: int) -> None: ...

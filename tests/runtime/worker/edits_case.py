@@ -31,6 +31,7 @@ def run_edits(rig: Rig, reference: Reference, talks: Talks, routes: Sequence[Rou
     penalised.rules = warm.rules = EVERYTHING
     biased.rules = BIASED
     penalised.id, warm.id, biased.id = 4, 5, 6
+    plain.logprobs, biased.logprobs, penalised.logprobs = 0, 3, 20
     everyone = [plain, penalised, warm, biased]
     rig.gpu_step([rig.prefill(plain), rig.prefill(warm)])
     rig.gpu_step([rig.decode(warm), rig.prefill(penalised), rig.decode(plain)])
@@ -55,6 +56,7 @@ def run_edits(rig: Rig, reference: Reference, talks: Talks, routes: Sequence[Rou
             rig.cpu_step(moved, route)
         rig.cpu_step([penalised], route)  # greedy rows alone
     assert reference.agrees(*everyone)
+    assert reference.tells(plain, biased, penalised)
     matter(reference, moved)
     rig.free["gpu"] += plain.blocks
     rig.free["host"] += [block for talk in moved for block in talk.blocks]

@@ -13,6 +13,7 @@ def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Ta
     g.id, h.id = 7, 8
     a.rules = h.rules = EVERYTHING
     c.rules = BIASED
+    b.logprobs, c.logprobs, e.logprobs, h.logprobs = 1, 0, 5, 2
     rig.gpu_step([rig.prefill(a), rig.prefill(g)])
     on_host = (b, c, d, h)
     rows = [rig.prefill(t, RowKind.PREFILL_CPU, transfer_id=i) for i, t in enumerate(on_host)]
@@ -33,4 +34,5 @@ def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Ta
     rig.gpu_step([rig.decode(t) for t in (a, g, e)])  # no host row: as ever
     rig.gpu_step([first(b, 0), second(d)])  # nothing else
     assert reference.agrees(*cold, *warm)
+    assert reference.tells(b, c, e, h)
     matter(reference, [a, c, h])

@@ -22,20 +22,25 @@ class Reference:
         )
 
     @torch.inference_mode()
-    def next_token(self, talk: Talk, tokens: list[int]) -> int:
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Of the token after these, [1, V]."""
         x = self._stages.pre_layer(torch.tensor(tokens))
         positions = torch.arange(len(tokens))
         for layer in range(self._spec.num_layers):
             q, k, v = self._stages.pre_attention(layer, x, positions)
             attention = causal_prefill(q, k, v, [len(tokens)]).flatten(1)
             x = self._stages.post_attention(layer, attention, x)
+        return self._stages.logits(x[-1:])
+
+    @torch.inference_mode()
+    def next_token(self, talk: Talk, tokens: list[int]) -> int:
+        logits = self.logits(tokens)
         sampling = SamplingRows.of(
             torch.tensor([talk.temperature]),
             torch.tensor([0], dtype=torch.int32),
             torch.tensor([1.0]),
             torch.tensor([talk.uniform_at(len(tokens))]),
         )
-        logits = self._stages.logits(x[-1:])
         edit(logits[0], talk, tokens)
         return int(sample(logits, sampling))
 
@@ -49,6 +54,25 @@ class Reference:
     def agrees(self, *talks: Talk) -> bool:
         for talk in talks:
             assert talk.output == self.output(talk), f"request {talk.id}"
+        return True
+
+    def tells(self, *talks: Talk, atol: float = 1e-4) -> bool:
+        """Whether each is told, once, of each token of its output what the model says of it."""
+        for talk in talks:
+            assert talk.logprobs is not None and len(talk.told) == len(talk.output)
+            for place, told in enumerate(talk.told, start=talk.prompt_len):
+                row = self.logits(talk.tokens[:place])[0].double().log_softmax(-1)
+                assert told.token_id == talk.tokens[place]
+                near = {**dict(told.best), told.token_id: told.logprob}
+                assert all(abs(p - float(row[token])) < atol for token, p in near.items())
+                best = row.topk(talk.logprobs).values.tolist()
+                found = [p for _, p in told.best[: talk.logprobs]]
+                assert all(abs(a - b) < atol for a, b in zip(best, found, strict=True))
+                likelier = (
+                    (row > row[told.token_id] + atol).sum(),
+                    (row > row[told.token_id] - atol).sum(),
+                )
+                assert likelier[0] + 1 <= told.rank <= likelier[1]
         return True
 
 

@@ -18,6 +18,7 @@ from dualpace.runtime.channel import Channel
 from dualpace.runtime.engine.edits import Editor, encode_edits
 from dualpace.runtime.lockstep import LockstepBuffer
 from dualpace.runtime.logit_rules import LogitRules
+from dualpace.runtime.logprobs import TokenLogprobs, by_place
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.shared_memory import SharedRegion
@@ -143,6 +144,8 @@ class Talk:
     temperature: float = 0.0
     blocks: list[int] = field(default_factory=list)
     rules: LogitRules = field(default_factory=LogitRules)  # set before the first step
+    logprobs: int | None = None  # that it asks for
+    told: list[TokenLogprobs] = field(default_factory=list)  # of each token of its output
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
@@ -302,6 +305,7 @@ class Rig:
             source_blocks=np.array([b for x in migrations for b in x[2]], np.int32),
             target_blocks=np.array([b for x in migrations for b in x[3]], np.int32),
             edits=_edits([(r.talk, r.start + len(r.tokens), r.sample) for r in rows]),
+            logprobs=_asked(talks),
         )
         if any(row.kind >= RowKind.HOST_FIRST for row in rows):
             self.cpu.channel.send_down(batch)
@@ -333,6 +337,7 @@ class Rig:
                 top_p=np.ones(len(talks), np.float32),
                 uniform=np.array([t.uniform for t in talks], np.float32),
                 edits=_edits([(t, len(t.tokens), True) for t in talks]),
+                logprobs=_asked(talks),
             )
         )
         return self._steps
@@ -344,9 +349,13 @@ class Rig:
         done = peer.expect(m.StepDone)
         assert isinstance(done, m.StepDone) and done.step == step
         assert done.compiles_after_ready == 0
-        for talk, token in zip(talks, done.tokens.tolist(), strict=bool(talks)):
+        told = by_place(done)
+        for place, (talk, token) in enumerate(zip(talks, done.tokens.tolist(), strict=bool(talks))):
             if token >= 0:
                 talk.tokens.append(token)
+                if talk.logprobs is not None:
+                    talk.told.append(told.pop(place))
+        assert not told, "somebody is told who has not asked"
         return done
 
     def transfer_done(self, *ids: int) -> None:
@@ -367,6 +376,12 @@ def _edits(rows: Sequence[tuple[Talk, int, bool]]) -> U8:
         if sample and talk.editor.is_due(position)
     ]
     return encode_edits(due)
+
+
+def _asked(talks: Sequence[Talk]) -> U8:
+    """Also of rows that are a piece of a prompt, which are told nothing."""
+    asked = [m.asks_for(talk.logprobs) for talk in talks]
+    return np.array(asked, np.uint8) if any(asked) else m.no_bytes()
 
 
 def _offsets(lists: Sequence[Sequence[int]]) -> np.ndarray:
