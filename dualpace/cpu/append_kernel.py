@@ -5,9 +5,10 @@
 import functools
 from typing import Any
 
-from numba import carray, cfunc, types
+from numba import carray
 
 from dualpace.block import BLOCK_TOKENS
+from dualpace.cpu.callback import callback
 from dualpace.cpu.primitives import copy_bytes, fetch_add, int64_at
 
 # Fields of the argument block. Strides are in bytes.
@@ -52,4 +53,4 @@ def append_kernel() -> int:
                     copy_bytes(to + a[CACHE_VALUE_STRIDE], value, n)
             first = fetch_add(block + NEXT_ROW * 8, ROWS_AT_ONCE)
 
-    return int(cfunc(types.void(types.intp), cache=True)(kernel).address)
+    return callback(kernel)

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from dualpace.cpu import amx_ir, amx_probe
+from dualpace.cpu.callback import callback
 from dualpace.cpu.chain import Step
 from dualpace.cpu.openmp import parallel
 from dualpace.cpu.primitives import fetch_add, float32_at, int64_at
@@ -93,8 +94,7 @@ def _reader() -> int:
                 float32_at(a[3])[0] = total
             piece = fetch_add(block, 1)
 
-    signature = types.void(types.intp)
-    return int(cfunc(signature, cache=True, fastmath=True)(kernel).address)
+    return callback(kernel, fastmath=True)
 
 
 @intrinsic
@@ -119,4 +119,4 @@ def _tile_spinner() -> int:
         # Each thread does the whole count: the rates of all are wanted, not a division of work.
         _spin_tiles(int64_at(block)[1])
 
-    return int(cfunc(types.void(types.intp), cache=True)(kernel).address)
+    return callback(kernel)

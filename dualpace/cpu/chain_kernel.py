@@ -9,9 +9,10 @@ import functools
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.extending import intrinsic
 
+from dualpace.cpu.callback import callback
 from dualpace.cpu.primitives import fetch_add, int64_at
 
 # Fields of the argument block.
@@ -97,7 +98,7 @@ def member_kernel() -> int:
                 run_kernel(steps[i, 0], steps[i, 1])
                 meet(a[BARRIER])
 
-    return int(cfunc(types.void(types.intp), cache=True)(kernel).address)
+    return callback(kernel)
 
 
 @functools.cache
@@ -116,4 +117,4 @@ def start_kernel() -> int:
                 counters[j] = 0
         start_region(a[PARALLEL], a[MEMBER], block, a[NUM_THREADS])
 
-    return int(cfunc(types.void(types.intp), cache=True)(kernel).address)
+    return callback(kernel)

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from dualpace.block import BLOCK_TOKENS
 from dualpace.cpu.block_ir import LOWEST, BlockShape, block_function
+from dualpace.cpu.callback import callback
 from dualpace.cpu.gemm_kernel import begin_amx, end_amx
 from dualpace.cpu.plan import BEGIN, END, HEAD, ITEM, ROW, SLOT
 from dualpace.cpu.primitives import (
@@ -312,5 +313,4 @@ def decode_kernel(shape: BlockShape) -> int:
             chunk = coming
         end_amx(unit)
 
-    signature = types.void(types.intp)
-    return int(cfunc(signature, cache=True, fastmath=_FAST, error_model="numpy")(kernel).address)
+    return callback(kernel, fastmath=_FAST, error_model="numpy")

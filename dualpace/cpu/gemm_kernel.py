@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from dualpace.cpu import amx_ir, amx_rope_ir, vector_gemm_ir
+from dualpace.cpu.callback import callback
 from dualpace.cpu.primitives import (
     copy_bytes,
     fetch_add,
@@ -334,5 +335,4 @@ def gemm_kernel(shape: amx_ir.Shape, native: bool) -> int:
             group = coming
         end_amx(unit_here)
 
-    signature = types.void(types.intp)
-    return int(cfunc(signature, cache=True, error_model="numpy")(kernel).address)
+    return callback(kernel, error_model="numpy")

@@ -9,8 +9,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray
 
+from dualpace.cpu.callback import callback
 from dualpace.cpu.gemm_kernel import tile_place
 from dualpace.cpu.primitives import fetch_add, float_of_bits, int64_at, narrow, uint16_at, widen
 
@@ -62,5 +63,4 @@ def norm_kernel() -> int:
             row = fetch_add(block + NEXT_ROW * 8, 1)
 
     fast = {"contract", "reassoc", "nsz"}
-    signature = types.void(types.intp)
-    return int(cfunc(signature, cache=True, fastmath=fast, error_model="numpy")(kernel).address)
+    return callback(kernel, fastmath=fast, error_model="numpy")
