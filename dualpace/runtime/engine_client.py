@@ -50,7 +50,12 @@ class StartFailed(RuntimeError):
 
 
 class RequestRefused(ValueError):
-    """The engine will never run this request; the text says why."""
+    """The engine will never run this request, or not to its end; the text says why."""
+
+    def __init__(self, text: str, param: str = "prompt") -> None:
+        """`param`: what the request asks that is to blame."""
+        super().__init__(text)
+        self.param = param
 
 
 class RequestGivenUp(RuntimeError):
@@ -224,7 +229,7 @@ class EngineClient:
                         stream.admission = Admission(queued_s, message.scheduled_s)
             case messages.Refused():
                 if stream := self._streams.pop(message.request_id, None):
-                    stream.fail(RequestRefused(message.text))
+                    stream.fail(RequestRefused(message.text, message.param))
             case messages.GivenUp():
                 if stream := self._streams.pop(message.request_id, None):
                     stream.fail(RequestGivenUp(message.text))

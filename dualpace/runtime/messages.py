@@ -220,10 +220,12 @@ class Cancel(Message, kind=22):
 
 @dataclass(slots=True)
 class Refused(Message, kind=23):
-    """A submitted request that can never run, and why."""
+    """A submitted request that can never run, or never end as it asks: why, and which of its
+    parameters is to blame."""
 
     request_id: int
     text: str
+    param: str = "prompt"
 
 
 @dataclass(slots=True)

@@ -142,6 +142,9 @@ class Scripted:
             bitmask[0, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
         return True
 
+    def is_completed(self) -> bool:
+        return not self.turns[0]
+
 
 def test_a_mask_is_that_of_the_tokens_so_far_and_goes_with_its_row() -> None:
     guide = Guide(Scripted([[1, 63], [31], [2, 5], []]), 2)

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 
 from dualpace.block import blocks_for
 from dualpace.runtime.engine.edits import Editor
+from dualpace.runtime.engine.forms import FormRefused
+from dualpace.runtime.engine.guides import Guide
 from dualpace.runtime.messages import LENGTH, NOT_FINISHED, STOP, TOKEN_IN_FLIGHT
 from dualpace.runtime.schedule.rounds import Row
 from dualpace.runtime.submissions import Submitted
 from dualpace.runtime.types import Request
+
+STUCK = 3  # beside what `messages.Tokens` can say: the answer neither ends nor can go on
 
 
 @dataclass(slots=True)
@@ -36,13 +40,40 @@ class Conversation:
         return len(self.tokens) - self.request.prompt_len
 
     def append(self, token: int) -> int:
-        """Its next token; returns whether the answer ends with it, as `messages.Tokens` says it."""
+        """Its next token; returns whether the answer ends with it, as `messages.Tokens` says it, or
+        STUCK."""
         self.tokens.append(token)
         if token in self.ends:
             return STOP
         request = self.request
         is_full = len(self.tokens) - request.prompt_len >= request.max_tokens
-        return LENGTH if is_full else NOT_FINISHED
+        if is_full:
+            return LENGTH
+        if self.editor is None or self.editor.guide is None:
+            return NOT_FINISHED
+        return self._follow(self.editor, self.editor.guide, token)
+
+    def _follow(self, editor: Editor, guide: Guide, token: int) -> int:
+        if not guide.follow(token):  # drawn all the same: no logit was a number
+            return STUCK
+        if editor.can_go_on(len(self.tokens)):
+            return NOT_FINISHED
+        return STOP if guide.is_complete else STUCK
+
+    @property
+    def dead_end(self) -> tuple[str, str]:
+        """Why it is STUCK, and which of its parameters is to blame."""
+        assert self.editor is not None and self.editor.rules.structure is not None
+        blamed = self.editor.rules.structure.asked_as
+        text = f"{blamed}: after {self.num_output} tokens no other may come by it and the request's"
+        return f"{text} other parameters.", blamed
+
+    def keep_to(self, guide: Guide) -> None:
+        """The form of its answer, before the first token. Raises FormRefused if there is none."""
+        assert self.editor is not None and not self.num_output
+        self.editor.guide = guide
+        if not self.editor.can_go_on(len(self.tokens)):
+            raise FormRefused("no token may begin the answer by it and the other parameters")
 
     def input_tokens(self, row: Row) -> list[int]:
         """Tokens at positions `row.start ...`; the one still being sampled is TOKEN_IN_FLIGHT."""
@@ -68,13 +99,14 @@ class Conversation:
 def open_conversation(asked: Submitted, eos: frozenset[int], start_s: float) -> Conversation:
     """With the scheduler's part of it. `start_s` is when the engine's own time begins."""
     rules = asked.rules
-    ends = frozenset[int]() if asked.ignore_eos else eos
+    # An answer that keeps to a form ends where that ends: nothing could follow.
+    ends = frozenset[int]() if asked.ignore_eos and rules.structure is None else eos
     request = Request(
         id=asked.request_id,
         prompt_len=len(asked.prompt),
         max_tokens=asked.max_tokens,
         arrival_s=asked.arrival_s - start_s,
-        needs_last_token=rules.counts_tokens,
+        needs_last_token=rules.needs_last_token,
     )
     return Conversation(
         request=request,

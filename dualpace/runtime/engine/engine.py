@@ -14,26 +14,31 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dualpace.runtime import logprobs, messages, submissions
+from dualpace.runtime.engine.assisting import Assisting
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
-from dualpace.runtime.engine.conversations import Conversation, open_conversation
+from dualpace.runtime.engine.compiler import XgrammarCompiler
+from dualpace.runtime.engine.conversations import STUCK, Conversation, open_conversation
+from dualpace.runtime.engine.forms import Compiler, Forms
 from dualpace.runtime.engine.logs import RequestLog, RoundLog, lost_rounds
 from dualpace.runtime.engine.milestones import first_scheduled, prompt_tokens
+from dualpace.runtime.engine.openings import Openings
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.scheduler import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
-from dualpace.runtime.plan import Plan
-from dualpace.runtime.routing import Route, route
+from dualpace.runtime.plan import ModelPlan, Plan
+from dualpace.runtime.routing import Route
 from dualpace.runtime.schedule.limits import RequestTooLong
-from dualpace.runtime.schedule.log import request_record, round_record
+from dualpace.runtime.schedule.log import round_record
 from dualpace.runtime.schedule.loss import remains
 from dualpace.runtime.schedule.rounds import Applied, CpuStep, GpuStep, Row
 from dualpace.runtime.schedule.state import State
-from dualpace.runtime.types import ENGINES, Owner, Request
+from dualpace.runtime.types import ENGINES, Owner
 from dualpace.runtime.wire import Message
 from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 
@@ -49,6 +54,7 @@ class LLMEngine:
         plan: Plan,
         send: Callable[[Message], None],
         pair: Callable[..., WorkerPair] = WorkerPair,
+        compiler: Callable[[ModelPlan], Compiler] = XgrammarCompiler,
     ) -> None:
         self._plan = plan
         self._eos = frozenset(plan.model.eos_token_ids)
@@ -56,7 +62,9 @@ class LLMEngine:
         self._start_s = time.monotonic()
         self._predictor = make_predictor(plan)
         self._state: State = make_state(plan, self._predictor)
+        self._assisting = Assisting(plan.assist, self._state)
         self._conversations: dict[int, Conversation] = {}
+        self._openings = Openings(Forms(partial(compiler, plan.model)), self._admit, self._refuse)
         self._round_log = RoundLog(plan.runtime.round_log)
         self._request_log = RequestLog(plan.runtime.request_log)
         self._stats = EngineStats()
@@ -64,7 +72,6 @@ class LLMEngine:
         self._gpu_steps: deque[GpuStep] = deque()  # in flight, oldest first
         self._cpu_step: CpuStep | None = None
         self._cpu_route = Route.FULL_CPU
-        self._unassisted: set[int] = set()  # the GPU worker was lost while it assisted these
         self._gpu_changed = asyncio.Event()
         self._cpu_changed = asyncio.Event()
         self._completions: asyncio.Queue[Message] = asyncio.Queue()
@@ -78,6 +85,7 @@ class LLMEngine:
     async def run(self) -> int:
         """Starts the workers, serves until shut down, and returns the exit status."""
         loops: list[asyncio.Task[None]] = []
+        asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         try:
             self._workers.start()
             loops = [
@@ -92,8 +100,8 @@ class LLMEngine:
             for task in loops:
                 task.cancel()
             await self._workers.close()
-            for conversation in self._conversations.values():
-                self._log_request(conversation, cancelled=True)
+            for left in self._conversations.values():
+                self._request_log.write(left.request, left.num_output, cancelled=True)
             self._request_log.close()
             self._round_log.flush()
         if self._failure:
@@ -109,11 +117,21 @@ class LLMEngine:
         self._ended.set()
 
     def _loop_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception():
-            log.error("%s failed", task.get_name(), exc_info=task.exception())
-            for record in self._round_log.last:
-                log.error("a round before: %s", json.dumps(record))
-            self._fail(f"{task.get_name()} failed: {task.exception()!r}")
+        if not task.cancelled() and (error := task.exception()):
+            self._engine_failed(task.get_name(), error)
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Nobody awaits what a message does; asyncio alone would log it and wait for ever."""
+        if context.keys() & {"handle", "protocol"} and "exception" in context:
+            self._engine_failed("a callback", context["exception"])
+        else:  # such as a task whose end nobody has looked at
+            loop.default_exception_handler(context)
+
+    def _engine_failed(self, what: str, error: BaseException) -> None:
+        log.error("%s failed", what, exc_info=error)
+        for record in self._round_log.last:
+            log.error("a round before: %s", json.dumps(record))
+        self._fail(f"{what} failed: {error!r}")
 
     async def _shut_down(self, drain_s: float) -> None:
         self._accepting = False
@@ -144,29 +162,34 @@ class LLMEngine:
     def _submit(self, batch: messages.Submit) -> None:
         for asked in submissions.decode(batch):
             conversation = open_conversation(asked, self._eos, self._start_s)
-            request = conversation.request
-            if refusal := self._refusal(request):
-                self._send(messages.Refused(request.id, refusal))
-                self._log_request(conversation, refused=True)
-                continue
-            self._conversations[request.id] = conversation
+            self._conversations[asked.request_id] = conversation
             self._all_done.clear()
+            if not self._accepting:
+                self._refuse(conversation, "the server is shutting down", "prompt")
+            elif asked.rules.structure is not None:
+                self._openings.open(conversation, asked.rules.structure)
+            else:
+                self._admit(conversation)
 
-    def _refusal(self, request: Request) -> str:
+    def _admit(self, conversation: Conversation) -> None:
         """Gives it to the scheduler, or says why not."""
-        if not self._accepting:
-            return "the server is shutting down"
         try:
-            self._state.add(request)
+            self._state.add(conversation.request)
         except RequestTooLong as error:
-            return str(error)
-        return ""
+            self._refuse(conversation, str(error), "prompt")
+        self._changed()
+
+    def _refuse(self, conversation: Conversation, text: str, param: str) -> None:
+        """After what is known of it already."""
+        self._completions.put_nowait(messages.Refused(conversation.request.id, text, param))
+        self._forget(conversation, refused=True)
 
     def _cancel(self, request_id: int) -> None:
         conversation = self._conversations.get(request_id)
         if conversation is None:
             return  # it ended while the cancel was on its way
-        self._state.cancel(request_id)
+        if not self._openings.cancel(request_id):
+            self._state.cancel(request_id)
         self._forget(conversation, cancelled=True)
 
     # ---- from the workers
@@ -179,7 +202,7 @@ class LLMEngine:
                 self._apply_cpu(message)
             case messages.StepDropped():
                 assert self._cpu_step is not None and self._cpu_step.number == message.step
-                self._submit_cpu(self._cpu_step)
+                self._void_cpu_step()
             case messages.TransfersDone():
                 self._state.transfer_done(message.transfer_ids.tolist())
                 self._stats.transfers += len(message.transfer_ids)
@@ -202,26 +225,30 @@ class LLMEngine:
 
         Returns whether what it was lost with is settled, if the worker itself is at fault.
         """
-        cpu_steps = [self._cpu_step] if self._cpu_step is not None else []
-        in_hand = list(self._gpu_steps) if role == "gpu" else cpu_steps
-        log.error("lost with the %s worker: %s", role, lost_rounds(in_hand))
-        self._stats.rounds_lost[role] += len(in_hand)
+        owed = self._gpu_steps if role == "gpu" else [s for s in (self._cpu_step,) if s is not None]
+        log.error("lost with the %s worker: %s", role, lost_rounds(owed))
+        self._stats.rounds_lost[role] += len(owed)
         is_settled = is_at_fault and self._settle(role)
         if role == "gpu":
             steps, self._gpu_steps = self._gpu_steps, deque()
             lost = self._state.lose_gpu()
             for step in steps:
                 if (applied := remains(step, lost)) is not None:
-                    empty = np.empty(0, np.int32)
-                    done = messages.StepDone(step.number, time.monotonic(), 0.0, empty, 0)
-                    self._log_round(Owner.GPU, applied, done)
+                    self._log_void(Owner.GPU, applied)
         elif any(step.has_host_rows for step in self._gpu_steps):
             self._workers.gpu.end("gpu worker ended: it would wait for the cpu worker")
         elif self._cpu_step is not None:
-            self._cpu_step = None
-            self._state.lose_cpu()
+            self._void_cpu_step()
         self._changed()
         return is_settled
+
+    def _void_cpu_step(self) -> None:
+        """It is decided again: meanwhile some of its requests may have been cancelled."""
+        step, self._cpu_step = self._cpu_step, None
+        assert step is not None
+        self._state.lose_cpu()
+        if step.preempted:
+            self._log_void(Owner.CPU, Applied(step, [], [], [], []))
 
     def _settle(self, role: str) -> bool:
         """Who was in the lost rounds is suspected or given up, and who was assisted is not any
@@ -232,7 +259,7 @@ class LLMEngine:
         if culprit is not None:
             self._give_up(culprit.id, role)
         if assisting is not None:
-            self._unassisted.update(row.request.id for row in assisting.rows)
+            self._assisting.no_more(row.request.id for row in assisting.rows)
         return culprit is not None or assisting is not None
 
     def _give_up(self, request_id: int, role: str) -> None:
@@ -287,16 +314,8 @@ class LLMEngine:
             self._send(await self._completions.get())
 
     def _submit_cpu(self, step: CpuStep) -> None:
-        """Chooses the route; every stage is local without a GPU worker, beside a suspect that must
-        be alone there, and for who was assisted when one was lost."""
-        limits = self._plan.assist
         ids = [row.request.id for row in step.rows]
-        may_ask = self._unassisted.isdisjoint(ids) and not self._state.gpu_suspects
-        self._cpu_route = (
-            route(len(ids), limits.post_attention_limit, limits.post_layer_limit)
-            if may_ask and self._workers.gpu.ready
-            else Route.FULL_CPU
-        )
+        self._cpu_route = self._assisting.route(ids, self._workers.gpu.ready)
         self._workers.cpu.send(cpu_batch(step, self._conversations, self._cpu_route))
 
     def _apply_gpu(self, done: messages.StepDone) -> None:
@@ -327,6 +346,7 @@ class LLMEngine:
         """Appends each row's token to its conversation; returns the ids that end with it. `rows`
         are those of the batch from `first` on."""
         ids, tokens, ends, places = [], [], [], []
+        stuck: list[Conversation] = []
         conversations = self._conversations
         sampled = done.tokens[first : first + len(rows)].tolist()
         for place, (row, token) in enumerate(zip(rows, sampled, strict=True), first):
@@ -334,13 +354,16 @@ class LLMEngine:
             conversation = conversations.get(request_id)
             if not row.sample or conversation is None:  # cancelled, or ended one round earlier
                 continue
+            if (end := conversation.append(token)) == STUCK:
+                stuck.append(conversation)
+                end = messages.NOT_FINISHED
             ids.append(request_id)
             tokens.append(token)
-            ends.append(conversation.append(token))
+            ends.append(end)
             places.append(place)
         finished = {i for i, end in zip(ids, ends, strict=True) if end} if any(ends) else set()
         for request_id in finished:
-            self._forget(self._conversations[request_id])
+            self._forget(conversations[request_id])
         if ids:
             self._completions.put_nowait(
                 messages.Tokens(
@@ -353,25 +376,19 @@ class LLMEngine:
                     *logprobs.of_rows(done, places),
                 )
             )
+        for conversation in stuck:
+            self._refuse(conversation, *conversation.dead_end)
         self._stats.count_tokens(owner, len(ids))
-        return finished
+        return finished.union(conversation.request.id for conversation in stuck)
 
     # ---- books
 
-    def _forget(self, conversation: Conversation, cancelled: bool = False) -> None:
-        self._log_request(conversation, cancelled=cancelled)
+    def _forget(self, conversation: Conversation, **how: bool) -> None:
+        self._request_log.write(conversation.request, conversation.num_output, **how)
         del self._conversations[conversation.request.id]
-        self._unassisted.discard(conversation.request.id)
+        self._assisting.forget(conversation.request.id)
         if not self._conversations:
             self._all_done.set()
-
-    def _log_request(
-        self, conversation: Conversation, refused: bool = False, cancelled: bool = False
-    ) -> None:
-        request, output_len = conversation.request, conversation.num_output
-        self._request_log.write(
-            request_record(request, output_len, refused=refused, cancelled=cancelled)
-        )
 
     def _log_round(self, owner: Owner, applied: Applied, done: messages.StepDone) -> None:
         started_s = done.started_s - self._start_s
@@ -385,6 +402,12 @@ class LLMEngine:
     def _changed(self) -> None:
         self._gpu_changed.set()
         self._cpu_changed.set()
+
+    def _log_void(self, owner: Owner, applied: Applied) -> None:
+        """A round that did not run, for what was done before it."""
+        nothing = np.empty(0, np.int32)
+        done = messages.StepDone(applied.step.number, time.monotonic(), 0.0, nothing, 0)
+        self._log_round(owner, applied, done)
 
     def stats(self) -> dict[str, Any]:
         """For /metrics and tests: queues, pools, counters, workers."""

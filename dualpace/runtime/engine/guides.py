@@ -20,6 +20,9 @@ class Matcher(Protocol):
     def fill_next_token_bitmask(self, bitmask: Any) -> bool:
         """Writes int32 [1, W], bit t % 32 of word t // 32 for token t."""
 
+    def is_completed(self) -> bool:
+        """Whether the answer may end here."""
+
 
 class Guide:
     """One request's matcher, and the mask of its next token."""
@@ -34,6 +37,11 @@ class Guide:
         """int32 [W]: which tokens may come next, a bit each. A view: valid until `follow`."""
         mask: npt.NDArray[np.int32] = self._masks[0]
         return mask
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer may end here."""
+        return self._matcher.is_completed()
 
     def follow(self, token: int) -> bool:
         """Goes on by `token`; false where it may not come."""

@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.schedule.log import request_record
 from dualpace.runtime.schedule.rounds import CpuStep, GpuStep
+from dualpace.runtime.types import Request
 
 _KEPT_ROUNDS = 8
 _SHOWN_IDS = 8
 
 
 def lost_rounds(steps: Iterable[GpuStep | CpuStep]) -> str:
-    """What a lost worker had in hand, for people: `round 7 with 3 requests (1, 2, 5)`."""
+    """What a lost worker had in hand, for people: `round 7 of requests 1, 2, 5`."""
     texts = []
     for step in steps:
         ids = [str(row.request.id) for row in step.all_rows]
-        shown = ", ".join(ids[:_SHOWN_IDS] + ["..."] * (len(ids) > _SHOWN_IDS))
-        texts.append(f"round {step.number} with {len(ids)} requests ({shown})")
-    return " and ".join(texts) or "no round"
+        more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+        texts.append(f"round {step.number} of requests {', '.join(ids[:_SHOWN_IDS])}{more}")
+    return "; ".join(texts) or "no round"
 
 
 def _open(key: str, path: str) -> TextIO:
@@ -54,9 +56,10 @@ class RequestLog:
         self._file = _open("runtime.request_log", path) if path else None
         self._entries: list[dict[str, Any]] = []
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, request: Request, num_output: int, **how: bool) -> None:
+        """`how`: refused or cancelled, where it has not ended by itself."""
         if self._file:
-            self._entries.append(record)
+            self._entries.append(request_record(request, num_output, **how))
 
     def close(self) -> None:
         if self._file:

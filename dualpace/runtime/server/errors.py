@@ -53,7 +53,8 @@ def as_api_error(error: Exception) -> APIError:
             text = str(error)
             return APIError(400, f"{text[:1].upper()}{text[1:]}.", "messages", "invalid_value")
         case RequestRefused():
-            return APIError(400, str(error), "prompt", "request_refused")
+            code = "request_refused" if error.param == "prompt" else "invalid_value"
+            return APIError(400, str(error), error.param, code)
         case RequestGivenUp():
             return APIError(500, f"The request was given up: {error}.", code="engine_error")
         case ShuttingDown():

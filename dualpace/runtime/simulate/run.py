@@ -17,7 +17,7 @@ from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.estimate import make_estimator
 from dualpace.runtime.schedule.limits import Limits
-from dualpace.runtime.schedule.log import request_record, round_record
+from dualpace.runtime.schedule.log import round_record
 from dualpace.runtime.schedule.policies import Policy, make_policy
 from dualpace.runtime.schedule.rounds import Applied
 from dualpace.runtime.schedule.state import State
@@ -166,7 +166,7 @@ def write_requests(
         record = run.records[spec.id]
         refused = record.error == "refused"
         tokens = len(record.token_times_s)
-        log.write(request_record(run.requests[spec.id], tokens, refused=refused))
+        log.write(run.requests[spec.id], tokens, refused=refused)
     log.close()
 
 

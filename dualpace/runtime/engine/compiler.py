@@ -1,0 +1,89 @@
+"""Compiles forms with the library xgrammar, which is loaded here and nowhere else, and late: with
+it comes torch, which the engine does without.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+from dualpace.errors import ConfigError
+from dualpace.runtime.engine.forms import FormRefused
+from dualpace.runtime.engine.guides import Guide
+from dualpace.runtime.logit_rules import words_of_mask
+from dualpace.runtime.plan import ModelPlan
+
+if TYPE_CHECKING:
+    import xgrammar
+
+# Between two tokens of JSON. Small models that may write any number of spaces write no end of them.
+_MAX_WHITESPACE = 32
+_SHARED_BYTES = 32 << 20  # of what forms have in common
+_NAMES = {"json": "the schema", "regex": "the regular expression", "grammar": "the grammar"}
+
+
+class XgrammarForm:
+    def __init__(self, compiled: "xgrammar.CompiledGrammar", num_words: int) -> None:
+        self._compiled = compiled
+        self._num_words = num_words
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._compiled.memory_size_bytes)
+
+    def guide(self) -> Guide:
+        import xgrammar
+
+        return Guide(xgrammar.GrammarMatcher(self._compiled), self._num_words)
+
+
+class XgrammarCompiler:
+    """For one model. Thread-safe. Takes seconds to construct, of which half a second in one go."""
+
+    def __init__(self, model: ModelPlan) -> None:
+        """Raises FormRefused where the library or the model's tokenizer is missing."""
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise FormRefused(
+                f"structured outputs need the library xgrammar, and it cannot be loaded ({error}): "
+                "pip install dualpace[structured]"
+            ) from None
+        from dualpace.graphs.source import resolve_source
+        from dualpace.graphs.tokenizer import load_tokenizer
+
+        try:
+            tokenizer = load_tokenizer(resolve_source(model.source))
+        except ConfigError as error:
+            raise FormRefused(
+                f"the model has no tokenizer to hold answers to forms: {error}"
+            ) from None
+        unsaid = {*tokenizer.special_ids, *model.eos_token_ids}
+        # Of tokens that are no text, and of those that only the model's padding has, no bytes: they
+        # never come.
+        vocab = [b"" if i in unsaid else tokenizer.token_bytes(i) for i in range(model.vocab)]
+        info = xgrammar.TokenizerInfo(
+            vocab, vocab_size=model.vocab, stop_token_ids=list(model.eos_token_ids)
+        )
+        self._num_words = words_of_mask(model.vocab)
+        self._compiler = xgrammar.GrammarCompiler(
+            info, max_threads=1, cache_limit_bytes=_SHARED_BYTES
+        )
+
+    def compile(self, kind: str, text: str) -> XgrammarForm:
+        try:
+            return XgrammarForm(self._compiled(kind, text), self._num_words)
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = _plain(str(error))
+            raise FormRefused(f"{_NAMES[kind]} cannot be compiled: {reason}") from None
+
+    def _compiled(self, kind: str, text: str) -> "xgrammar.CompiledGrammar":
+        if kind == "json":
+            return self._compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
+        if kind == "regex":
+            return self._compiler.compile_regex(text)
+        return self._compiler.compile_grammar(text)
+
+
+def _plain(text: str) -> str:
+    """Without the time and the place in the library's source."""
+    text = re.sub(r"^\[[^\]]*\] \S+: ", "", text).strip().removesuffix(".")
+    return text[0].lower() + text[1:] if text[1:2].islower() else text
