@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ class Judgement:
 
     decided: int  # tokens that the reference decides; a tie of its best logits ends the comparison
     wrong: int | None  # place of the first token that is not the reference's
+    logprobs: Any = field(repr=False, compare=False)  # [T, V], in the places of its tokens
 
 
 class Judge:
@@ -51,13 +52,13 @@ class Judge:
         ids = torch.tensor([prompt + tokens[:-1]])
         with torch.inference_mode():
             logits = self._model(ids).logits[0, len(prompt) - 1 :]
-        best = logits.topk(2)
+        best, logprobs = logits.topk(2), logits.log_softmax(-1)
         for place, token in enumerate(tokens):
             if best.values[place, 0] - best.values[place, 1] < self._tie:
-                return Judgement(place, None)
+                return Judgement(place, None, logprobs)
             if int(best.indices[place, 0]) != token:
-                return Judgement(place, place)
-        return Judgement(len(tokens), None)
+                return Judgement(place, place, logprobs)
+        return Judgement(len(tokens), None, logprobs)
 
 
 def settled(llm: Any) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Wherever a request lives and however its stages are routed, its tokens are the reference's."""
+"""Wherever a request lives and however its stages are routed, its tokens are the reference's, and
+so are their log-probabilities."""
 
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from dualpace import SamplingParams
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e.conftest import Judge, Serve, settled
+from tests.e2e.logprobs import check_output, check_routes
 from tests.e2e.prompts import PROMPTS
 
 NUM_TOKENS = 24
@@ -50,8 +53,11 @@ def check(llm: Any, judge: Judge, prompts: list[str]) -> None:
     """Generates and compares; every block has come back after."""
     eos = llm.plan.model.eos_token_ids
     undecided = 0
-    for text, output in zip(prompts, llm.generate(prompts, PARAMS), strict=True):
+    asked = [(None, 0, 5)[place % 3] for place in range(len(prompts))]
+    outputs = llm.generate(prompts, [replace(PARAMS, logprobs=best) for best in asked])
+    for text, output, best in zip(prompts, outputs, asked, strict=True):
         judgement = judge(output.prompt_token_ids, output.token_ids)
+        check_output(output, best, judgement.logprobs)
         assert judgement.wrong is None, f"{text!r} -> {output.text!r}, {judgement}"
         undecided += judgement.decided < len(output.token_ids)
         assert (output.token_ids[-1] in eos) == (output.finish_reason == "stop")
@@ -96,6 +102,7 @@ def test_host_resident_by_every_route(
         long = sorted(PROMPTS, key=len, reverse=True)
         for prompts in (long[:3], long[3:9], long[9:]):
             check(llm, short_judge, prompts)
+        check_routes(llm, short_judge)
     log = rounds()
     assert check_log(log) == []
     rows = rows_by_route([r for r in log if r["engine"] == "cpu"])
