@@ -20,7 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.engine_client import ENGINE_MODULE, EngineClient, StartFailed
+from dualpace.runtime.engine_client import (
+    ENGINE_MODULE,
+    EngineClient,
+    RequestGivenUp,
+    StartFailed,
+)
 from dualpace.runtime.generation import (
     Tokenizer,
     check_prompt,
@@ -57,7 +62,7 @@ class Output:
     prompt_token_ids: list[int]
     text: str
     token_ids: list[int]
-    finish_reason: str  # stop | length
+    finish_reason: str  # stop | length | error: a worker is lost whenever it computes this one
     tokens_by_engine: dict[str, int]  # who made them: gpu, cpu
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     # If asked for, of each token by id: of the one that was generated, and of the likeliest.
@@ -211,14 +216,17 @@ class LLM:
         pieces = generate(
             self._client, self._tokenizer, prompt, params, self.plan.model.max_context
         )
-        async for piece in pieces:
-            texts.append(piece.text)
-            token_ids += piece.token_ids
-            told += piece.logprobs
-            for engine in piece.engines:
-                by_engine[ENGINES[engine]] += 1
-            reason, stop_reason = piece.finish_reason, piece.stop_reason
-            bar.tokens(len(piece.token_ids))
+        try:
+            async for piece in pieces:
+                texts.append(piece.text)
+                token_ids += piece.token_ids
+                told += piece.logprobs
+                for engine in piece.engines:
+                    by_engine[ENGINES[engine]] += 1
+                reason, stop_reason = piece.finish_reason, piece.stop_reason
+                bar.tokens(len(piece.token_ids))
+        except RequestGivenUp:
+            reason = "error"  # of this answer alone
         assert reason is not None
         bar.prompt_done()
         best = params.logprobs

@@ -139,6 +139,13 @@ class _EngineCollector(Collector):
         yield _gauge("dualpace_worker_ready", "0 while it is started again", ready)
         restarts = [({"worker": role}, w["restarts"]) for role, w in now["workers"].items()]
         yield _counter("dualpace_worker_restarts", "Workers started again", restarts)
+        lost = [({"worker": name}, now["rounds_lost"].get(name, 0)) for name in ENGINES]
+        yield _counter("dualpace_worker_rounds_lost", "Batches that a worker was lost with", lost)
+        yield _counter(
+            "dualpace_requests_given_up",
+            "Requests with which alone a worker was lost",
+            [({}, now["given_up"])],
+        )
 
 
 _Samples = Sequence[tuple[Mapping[str, str], float]]

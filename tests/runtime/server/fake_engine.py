@@ -2,9 +2,9 @@
 
 The prompt's first word may ask for more: `params ...` answers with the sampling parameters that
 arrived, `slow ...` takes about 50 ms a token, `hang ...` never answers, `refuse ...` is refused,
-`die ...` ends the process, `stall ...` gives three tokens and then none, `until FILE` three tokens
-and the others once there is that file. `plan.model.source` scripts the start: `fake`, `fake:FILE`
-(until there is that file), `fake:user-error`, `fake:crash`.
+`die ...` ends the process, `stall ...` gives three tokens and then none, `poison ...` is given up
+after three, `until FILE` three tokens and the others once there is that file. `plan.model.source`
+scripts the start: `fake`, `fake:FILE` (until there is that file), `fake:user-error`, `fake:crash`.
 """
 
 import argparse
@@ -91,9 +91,9 @@ class FakeEngine:
         rules = json.loads(message.rules or "{}").get(str(i), {})
         kind = bytes(t for t in prompt if t < EOS).decode(errors="replace").split(" ")[0]
         if kind == "refuse":
-            self.link.send(
-                messages.Refused(request_id, "the prompt needs more memory than there is")
-            )
+            *_, blamed = rules.get("structure", ["prompt"])
+            text = f"the {blamed} needs more memory than there is"
+            self.link.send(messages.Refused(request_id, text, blamed))
             return
         if kind == "die":
             os._exit(3)
@@ -126,6 +126,12 @@ class FakeEngine:
             self.round(number)
 
     def round(self, number: int) -> None:
+        for i, r in [*self.running.items()]:
+            if r.kind == "poison" and r.num_output == 3:
+                self.link.send(
+                    messages.GivenUp(i, "the gpu worker is lost whenever it computes it")
+                )
+                del self.running[i]
         due = [(i, r) for i, r in self.running.items() if r.is_due(number)]
         if not due:
             return
@@ -161,6 +167,8 @@ class FakeEngine:
             "host_blocks": {"capacity": 200, "used": 0},
             "tokens": self.tokens,
             "rounds": {"gpu": 1, "cpu": 1},
+            "rounds_lost": {"gpu": 2},
+            "given_up": 1,
             "busy_s": {"gpu": 0.5, "cpu": 0.5},
             "routes": {"FULL_CPU": 1},
             "events": {"preempted": 2, "cancelled": self.cancelled},

@@ -86,6 +86,12 @@ def test_a_refusal_gives_up_the_rest(llm):
     assert llm.stats()["gpu_running"] == 0
 
 
+def test_one_that_is_given_up_costs_no_other_its_answer(llm):
+    outputs = llm.generate(["one", "poison", "two"], LONG)
+    assert [o.text for o in outputs] == ["one", "poi", "two"]
+    assert [o.finish_reason for o in outputs] == ["stop", "error", "stop"]
+
+
 def test_several_threads_share_it(llm):
     texts = []
     threads = [

@@ -8,6 +8,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.runtime.server.asking import post, refusal
 from tests.servers import PATIENCE_S
 
 LONG = "slow " + 500 * "!"  # takes so long that it ends by leaving alone
@@ -155,6 +156,9 @@ def test_metrics_of_the_engine(server):
         ("dualpace_transfers_total", (), 3),
         ("dualpace_graph_compiles_after_ready_total", (), 0),
         ("dualpace_worker_restarts_total", (("worker", "gpu"),), 0),
+        ("dualpace_worker_rounds_lost_total", (("worker", "gpu"),), 2),
+        ("dualpace_worker_rounds_lost_total", (("worker", "cpu"),), 0),
+        ("dualpace_requests_given_up_total", (), 1),
         ("dualpace_worker_ready", (("worker", "gpu"),), 1),
         ("dualpace_worker_ranks", (("worker", "gpu"),), 1),
         ("dualpace_engine_answers", (), 1),
@@ -174,3 +178,20 @@ def test_a_stuck_engine_shows(server, client):
     assert server.http.get("/ready").status_code == 200
     stream.close()
     wait_for_metric(server, "dualpace_seconds_since_progress", 0)
+
+
+def test_a_request_that_is_given_up_ends_alone_with_an_error_of_its_own(server):
+    asked = {"model": "tiny", "prompt": "poison", "max_tokens": 20}
+    told = refusal(post(server, "completions", asked), 500)
+    assert told["code"] == "engine_error" and told["type"] == "server_error"
+    assert told["message"].startswith("The request was given up: the gpu worker is lost")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        stream, text = client.completions.create(**asked, stream=True), ""
+        with pytest.raises(openai.APIError, match="given up") as error:
+            for chunk in stream:
+                text += chunk.choices[0].text
+        assert text == "poi" and error.value.code == "engine_error"
+        again = client.completions.create(**{**asked, "prompt": "fine"})
+        assert again.choices[0].text == "fine"
+    ended = (("engine", "0"), ("finished_reason", "error"), ("model_name", "tiny"))
+    assert metrics(server)["vllm:request_success_total", ended] >= 2
