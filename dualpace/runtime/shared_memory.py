@@ -8,6 +8,7 @@ usually "never", but a process may ask for them by range.
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import time
@@ -24,6 +25,7 @@ _HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # Linux 6.1
 _SLOW_S = 0.5  # for one step: memory is in pieces, and a start must not wait until it is tidied up
 _MAP_FIXED = 0x10
+_RESERVED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # nothing is to change about its pages
 Stretch = tuple[int, Sequence[int]]  # so many bytes, one after another, and whose cores use them
 _GROWTH_S = 3.0  # a virtual machine may be given more memory only as it fills
 
@@ -53,31 +55,55 @@ class SharedRegion:
         huge: bool = False,
         near: Sequence[Stretch] = (),
     ) -> "SharedRegion":
-        """Reserves every page now, in huge pages if they are wanted and quickly to be had; those of
-        `near` on the NUMA node of the stretch's cores. Raises ConfigError where there is not that
-        much memory.
-        """
-        assert nbytes > 0
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        os.ftruncate(fd, nbytes)
-        region = cls(fd, nbytes)
-        # Piece by piece: one large reservation ends in the hands of the out-of-memory killer.
-        for start, end, cores in _steps(nbytes, near):
-            enough = _has_headroom(available)
-            with _running_on(cores):
-                huge = huge and enough and _in_huge_pages(region.view, start, end)
-                taken = enough and _reserve(fd, start, end)
-            if not taken:
-                region.close()
-                raise ConfigError(
-                    f"{name} needs {nbytes / 2**30:.2f} GiB of memory and only "
-                    f"{start / 2**30:.2f} GiB could be had; lower kv.host_blocks"
-                )
+        """A region that is there: see `reserve`, which takes the other arguments."""
+        region = cls.promise(name, nbytes)
+        try:
+            region.reserve(name, available, huge, near)
+        except ConfigError:
+            region.close()
+            raise
         return region
+
+    @classmethod
+    def promise(cls, name: str, nbytes: int) -> "SharedRegion":
+        """A region of that size without a page: it can be handed on, and reserved meanwhile."""
+        assert nbytes > 0
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        return cls(fd, nbytes)
 
     @classmethod
     def attach(cls, fd: int) -> "SharedRegion":
         return cls(fd, os.fstat(fd).st_size)
+
+    def reserve(
+        self,
+        name: str,
+        available: Callable[[], int] = available_bytes,
+        huge: bool = False,
+        near: Sequence[Stretch] = (),
+    ) -> None:
+        """Takes every page now, in huge pages if they are wanted and quickly to be had; those of
+        `near` on the NUMA node of the stretch's cores. Raises ConfigError where there is not that
+        much memory.
+        """
+        # Piece by piece: one large reservation ends in the hands of the out-of-memory killer.
+        for start, end, cores in _steps(self.nbytes, near):
+            enough = _has_headroom(available)
+            with _running_on(cores):
+                huge = huge and enough and _in_huge_pages(self.view, start, end)
+                taken = enough and _reserve(self.fd, start, end)
+            if not taken:
+                raise ConfigError(
+                    f"{name} needs {self.nbytes / 2**30:.2f} GiB of memory and only "
+                    f"{start / 2**30:.2f} GiB could be had; lower kv.host_blocks"
+                )
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _RESERVED)
+
+    @property
+    def is_reserved(self) -> bool:
+        """For whoever holds `fd`: whether `reserve` has taken all."""
+        return fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & _RESERVED == _RESERVED
 
     def close(self) -> None:
         """Closes `fd` and unmaps, unless arrays still look into it: then their end does."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dualpace.errors import ConfigError
+from dualpace.runtime import shared_memory
 from dualpace.runtime.shared_memory import SharedRegion
 
 HUGE_PAGE = 2 << 20
@@ -30,6 +32,30 @@ def test_both_sides_see_zeroed_memory_and_each_others_writes(nbytes: int, huge: 
 def test_memory_is_reserved_at_creation() -> None:
     region = SharedRegion.create("test", 4 * HUGE_PAGE, huge=True)
     assert os.fstat(region.fd).st_blocks * 512 >= 4 * HUGE_PAGE
+    region.close()
+
+
+def test_who_was_promised_a_region_sees_when_it_is_there() -> None:
+    region = SharedRegion.promise("test", 4 * HUGE_PAGE)
+    other = SharedRegion.attach(os.dup(region.fd))
+    assert os.fstat(region.fd).st_blocks == 0 and not other.is_reserved
+    other.view[0] = 7
+    region.reserve("test", huge=True)
+    assert os.fstat(region.fd).st_blocks * 512 >= 4 * HUGE_PAGE and other.is_reserved
+    for side in (region, other):
+        side.close()
+
+
+def test_what_cannot_be_had_is_a_sentence_and_never_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_memory, "_GROWTH_S", 0.0)
+    region = SharedRegion.promise("test", 4 * HUGE_PAGE)
+    little = iter([1 << 40])  # at the first look; then nothing is left
+    with pytest.raises(ConfigError, match=r"test needs 0\.01 GiB of memory and only 0\.00 GiB"):
+        near = [(HUGE_PAGE, ())]
+        region.reserve("test", lambda: next(little, 0), near=near)
+    assert not region.is_reserved
     region.close()
 
 

@@ -87,7 +87,7 @@ class LLMEngine:
         loops: list[asyncio.Task[None]] = []
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         try:
-            self._workers.start()
+            await self._workers.start(self._ended)
             loops = [
                 asyncio.create_task(self._gpu_loop(), name="gpu_loop"),
                 asyncio.create_task(self._cpu_loop(), name="cpu_loop"),

@@ -1,5 +1,6 @@
 """Both sides' workers, the memory they share, and what the loss of one means for it."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from dualpace.runtime.wiring import (
     ranks_of,
 )
 
+_HOST_POOL = "host KV pool"
+
 
 class WorkerPair:
     """Owns all shared memory. Callbacks get the role, "gpu" or "cpu"."""
@@ -36,11 +39,9 @@ class WorkerPair:
         """`on_loss` also gets whether the worker itself is at fault, and returns whether what it
         was lost with is settled: will not come again."""
         self._on_loss = on_loss
-        started_s = time.monotonic()
-        self._host_pool = SharedRegion.create(
-            "host KV pool", host_pool_bytes(plan), huge=True, near=host_pool_stretches(plan)
-        )
-        self.pool_seconds = time.monotonic() - started_s
+        self._host_pool = SharedRegion.promise(_HOST_POOL, host_pool_bytes(plan))
+        self._stretches = host_pool_stretches(plan)
+        self._pool_seconds = 0.0
         layout = assist_layout(plan)
         self._assist_region = SharedRegion.create(
             "assist buffer", layout.nbytes, near=assist_stretches(plan)
@@ -77,9 +78,23 @@ class WorkerPair:
         self.gpu = group("gpu", "cpu")
         self.cpu = group("cpu", "gpu")
 
-    def start(self) -> None:
+    async def start(self, ended: asyncio.Event) -> None:
+        """Starts both, and while they import and load takes the host pool's memory, for which they
+        wait before they are ready. Raises ConfigError where there is not that much. Returns early
+        where `ended` is set."""
         self.gpu.start()
         self.cpu.start()
+        started_s = time.monotonic()
+        reserve = self._host_pool.reserve
+        taking = asyncio.create_task(
+            asyncio.to_thread(reserve, _HOST_POOL, huge=True, near=self._stretches)
+        )
+        stopped = asyncio.create_task(ended.wait())
+        await asyncio.wait({taking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if taking.done():
+            taking.result()
+        self._pool_seconds = time.monotonic() - started_s
 
     async def close(self) -> None:
         self.gpu.close()
@@ -97,7 +112,7 @@ class WorkerPair:
     def info(self) -> dict[str, Any]:
         """What each worker said when it became ready, and what the engine itself did."""
         return {
-            "host_pool_seconds": self.pool_seconds,
+            "host_pool_seconds": self._pool_seconds,
             "host_pool_bytes": self._host_pool.nbytes,
             "gpu": {"pid": self.gpu.pid, **self.gpu.info},
             "cpu": {"pid": self.cpu.pid, **self.cpu.info},

@@ -8,6 +8,7 @@ _NAMES = {
     "weights": "loading weights",
     "stages": "building stages",
     "pools": "making KV pools",
+    "host_pool": "waiting for memory",
     "attention": "warming up attention",
 }
 _WIDTH = 24

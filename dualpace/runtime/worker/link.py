@@ -6,8 +6,9 @@ Waiting is one `poll` on the doorbell and the lifeline; nothing here spins.
 import json
 import select
 import socket
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dualpace.runtime.assist import AssistBuffer
@@ -18,8 +19,10 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wire import Message
 from dualpace.runtime.wiring import assist_layout, channel_size, lockstep_layout, ranks_of
+from dualpace.runtime.worker.progress import Progress
 
 _FULL_MAILBOX_PAUSE_MS = 1.0
+_POOL_PAUSE_S = 0.01
 
 
 class LifelineClosedError(Exception):
@@ -52,8 +55,11 @@ class Link:
         other_doorbells: Sequence[int],
         lockstep: LockstepBuffer | None = None,
         peers: Peers | None = None,
+        is_pool_there: Callable[[], bool] = lambda: True,
     ) -> None:
-        """other_doorbells: of the other side's ranks."""
+        """other_doorbells: of the other side's ranks. is_pool_there: whether the engine has taken
+        all of the host pool's memory."""
+        self._is_pool_there = is_pool_there
         self.lockstep = lockstep
         self.peers = peers  # None: a group of one
         self.rank = 0 if peers is None else peers.rank
@@ -81,7 +87,7 @@ class Link:
             fds["bell_up"],
         )
         assist = AssistBuffer(SharedRegion.attach(fds["assist"]), assist_layout(plan))
-        host_pool = SharedRegion.attach(fds["host_pool"]).view
+        host_pool = SharedRegion.attach(fds["host_pool"])
         lockstep = None
         if "lockstep" in fds:
             region = SharedRegion.attach(fds["lockstep"])
@@ -90,7 +96,16 @@ class Link:
         peers = _peers(rank, ranks_of(plan, role), fds)
         others = ranks_of(plan, "cpu" if role == "gpu" else "gpu")
         bells = [fds[f"other_bell_{other}"] for other in range(others)]
-        return kind(channel, lifeline, assist, host_pool, bells, lockstep, peers)
+        return kind(
+            channel,
+            lifeline,
+            assist,
+            host_pool.view,
+            bells,
+            lockstep,
+            peers,
+            lambda: host_pool.is_reserved,
+        )
 
     @property
     def other_doorbell(self) -> int:
@@ -109,6 +124,16 @@ class Link:
         if self.doorbell in ready:
             silence(self.doorbell)
         self._flush()
+
+    def await_host_pool(self, progress: Progress) -> None:
+        """Returns when the engine has taken the host pool's memory, which goes on while workers
+        start. Raises LifelineClosedError."""
+        if self._is_pool_there():
+            return
+        with progress.phase("host_pool", "waiting for the host pool's memory"):
+            while not self._is_pool_there():
+                self.check_lifeline()
+                time.sleep(_POOL_PAUSE_S)
 
     def check_lifeline(self) -> None:
         """Raises LifelineClosedError, and leaves the doorbell alone: for the time before Ready."""

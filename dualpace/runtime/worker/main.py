@@ -114,6 +114,7 @@ def _serve(plan: Plan, role: str, link: Link, copy_engine: Callable[[int], CopyE
             worker = build.build_accelerator(plan, link, progress, copy_engine)
         else:
             worker = build.build_cpu(plan, link, progress)
+        link.await_host_pool(progress)
         worker.ready()
         gc.collect()
         gc.freeze()  # else a collection between two stages looks at all that was imported: 0.1 s

@@ -22,13 +22,13 @@ PATIENCE_S = 60.0
 
 
 class Process:
-    """A worker process and an engine's ends of its channel."""
+    """A worker process and an engine's ends of its channel. Its host pool is not there yet."""
 
     def __init__(self, plan, role):
-        self.regions = [
-            SharedRegion.create("assist", assist_layout(plan).nbytes),
-            SharedRegion.create("host", kv_layout(plan).host_bytes(plan.kv.host_pool_blocks)),
-        ]
+        self.host = SharedRegion.promise(
+            "host", kv_layout(plan).host_bytes(plan.kv.host_pool_blocks)
+        )
+        self.regions = [SharedRegion.create("assist", assist_layout(plan).nbytes), self.host]
         self.channel = Channel.create("channel", channel_size(plan, role))
         self.other = eventfd()
         fds = {
@@ -37,7 +37,7 @@ class Process:
             "bell_up": self.channel.bell_up,
             "other_bell_0": self.other,
             "assist": self.regions[0].fd,
-            "host_pool": self.regions[1].fd,
+            "host_pool": self.host.fd,
         }
         arguments = ["--role", role, "--fds", json.dumps(fds)]
         self.popen, self.lifeline = start_process(
@@ -46,15 +46,16 @@ class Process:
         send(self.lifeline, m.Hello(plan.to_json()))
         self.seen = []
 
-    def expect(self, kind):
+    def expect(self, kind, text=""):
+        """The first message of that kind, or the first Phase of that text."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self.seen.extend(self.channel.up.take())
             for message in self.seen:
-                if isinstance(message, kind):
+                if isinstance(message, kind) and (not text or message.text == text):
                     return message
             time.sleep(0.005)
-        raise AssertionError(f"no {kind.__name__}: {self.seen}")
+        raise AssertionError(f"no {kind.__name__} {text}: {self.seen}")
 
     def close(self):
         self.lifeline.close()
@@ -83,6 +84,9 @@ def test_workers_start_ignore_signals_sleep_and_end_with_their_lifeline(start):
     core = min(os.sched_getaffinity(0))
     workers = [start(role, change=lambda plan: _on_core(plan, core)) for role in ("gpu", "cpu")]
     for worker in workers:
+        worker.expect(m.Phase, "waiting for the host pool's memory")
+        assert not any(isinstance(message, m.Ready) for message in worker.seen)
+        worker.host.reserve("host")
         ready = json.loads(worker.expect(m.Ready).info)
         assert ready["bytes"]["weights"] > 0
         assert {"weights", "stages", "attention"} <= set(ready["seconds"])

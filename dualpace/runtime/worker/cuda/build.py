@@ -175,6 +175,7 @@ def _weights(plan: Plan, ranks: Ranks, device: torch.device, progress: Progress)
 
 def _host_pools(plan: Plan, link: Link, ranks: Ranks, progress: Progress) -> list[RegisteredPool]:
     """The parts of the host pool that hold this rank's heads."""
+    link.await_host_pool(progress)
     with progress.phase("host_memory", "registering host memory"):
         report = progress.steps("registering MiB of host memory")
         return [
