@@ -20,7 +20,7 @@ import numpy as np
 from dualpace.runtime import logprobs, messages
 from dualpace.runtime.connection import Connection
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.process import start_process
+from dualpace.runtime.process import send, start_process
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.submissions import Submission, encode
 from dualpace.runtime.token_stream import Admission, TokenStream
@@ -89,17 +89,18 @@ class EngineClient:
 
     @classmethod
     def launch(cls, plan: Plan, module: str = ENGINE_MODULE) -> Self:
-        """Starts the engine process. Call it from a thread that outlives it: the main one."""
+        """Starts the engine process and hands it its plan. Call it from a thread that outlives it:
+        the main one."""
         process, sock = start_process(module, [], [], {})
+        send(sock, messages.Hello(plan.to_json()))
         return cls(plan, process, sock)
 
     async def connect(self) -> None:
-        """Hands the engine its plan; from here on its messages are followed on this loop."""
+        """From here on the engine's messages are followed on this loop."""
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._gone: asyncio.Future[str] = loop.create_future()
         self._engine = await Connection.open(self._sock, self._on_message, self._on_close)
-        self._engine.send(messages.Hello(self.plan.to_json()))
 
     # ---- state
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dualpace.runtime.engine_client import EngineGone
-from dualpace.runtime.server import lifecycle
+from dualpace.runtime.server import life as life_of_server
 from dualpace.runtime.server.health import Condition, condition
 from tests.servers import PATIENCE_S
 
@@ -89,13 +89,13 @@ def test_an_engine_that_does_not_answer(failure: Exception, phase: str) -> None:
 def test_a_long_phase_of_the_start_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lifecycle, "_SILENCE_S", 0.01)
+    monkeypatch.setattr(life_of_server, "_SILENCE_S", 0.01)
     client = Client()
     client.phases.append((51.0, "cpu: preparing stages"))
     life = SimpleNamespace(_client=client)
 
     async def wait_a_little() -> None:
-        saying = asyncio.create_task(lifecycle._Life._say_that_it_goes_on(life))  # type: ignore[arg-type]
+        saying = asyncio.create_task(life_of_server.Life._say_that_it_goes_on(life))  # type: ignore[arg-type]
         while not caplog.records:
             await asyncio.sleep(0.01)
         saying.cancel()
