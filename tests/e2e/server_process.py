@@ -11,9 +11,11 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from tests.e2e.live import slow_workers
 from tests.servers import PATIENCE_S, reserve_port
 
 ROOT = Path(__file__).parents[2]
+TINY = ("model=tiny_random", "model.dtype=float32", "compile=eager")
 
 
 class Server:
@@ -24,7 +26,12 @@ class Server:
         command = [sys.executable, "scripts/serve.py", "+hw=cpu", f"server.port={port}"]
         self._log = log
         self.process = subprocess.Popen(
-            [*command, "model=tiny_random", "model.dtype=float32", "compile=eager", *overrides],
+            [
+                *command,
+                *TINY,
+                *(f"{key}={value}" for key, value in slow_workers().items()),
+                *overrides,
+            ],
             cwd=ROOT,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,

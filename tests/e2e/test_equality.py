@@ -1,26 +1,31 @@
 """Wherever a request lives and however its stages are routed, its tokens are the reference's, and
 so are their log-probabilities."""
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from dualpace import SamplingParams
+from dualpace import LLM, SamplingParams
 from dualpace.runtime.schedule.check import check_log
-from tests.e2e.conftest import Judge, Serve, settled
+from tests.e2e.conftest import Record, Rounds, Serve
+from tests.e2e.live import Stats, is_idle, stopped, wait_until
 from tests.e2e.logprobs import check_output, check_routes
 from tests.e2e.prompts import PROMPTS
+
+if TYPE_CHECKING:
+    from tests.e2e.judges import Judge
 
 NUM_TOKENS = 24
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 LAYERS = 3  # of a model cut short, where what a token means does not matter
-Record = dict[str, Any]
-Rounds = Callable[[], list[Record]]
 
 
 def rows_by_route(log: list[Record]) -> Counter[str]:
@@ -46,16 +51,26 @@ def short_model(hf_smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactor
 def short_judge(short_model: Path) -> Judge:
     from transformers import AutoModelForCausalLM
 
+    from tests.e2e.judges import Judge
+
     return Judge(AutoModelForCausalLM.from_pretrained(short_model, dtype="float32").eval())
 
 
-def check(llm: Any, judge: Judge, prompts: list[str]) -> None:
+def check(
+    llm: LLM,
+    judge: Judge,
+    prompts: list[str],
+    host_stands_until: Callable[[Stats], bool] = lambda stats: True,
+) -> None:
     """Generates and compares; every block has come back after."""
+    asked = [(None, 0, 5)[place % 3] for place in range(len(prompts))]
+    params = [replace(PARAMS, logprobs=best) for best in asked]
+    with ThreadPoolExecutor(1) as pool, stopped(llm, "cpu"):
+        answers = pool.submit(llm.generate, prompts, params)
+        wait_until(llm, host_stands_until)
     eos = llm.plan.model.eos_token_ids
     undecided = 0
-    asked = [(None, 0, 5)[place % 3] for place in range(len(prompts))]
-    outputs = llm.generate(prompts, [replace(PARAMS, logprobs=best) for best in asked])
-    for text, output, best in zip(prompts, outputs, asked, strict=True):
+    for text, output, best in zip(prompts, answers.result(), asked, strict=True):
         judgement = judge(output.prompt_token_ids, output.token_ids)
         check_output(output, best, judgement.logprobs)
         assert judgement.wrong is None, f"{text!r} -> {output.text!r}, {judgement}"
@@ -63,18 +78,21 @@ def check(llm: Any, judge: Judge, prompts: list[str]) -> None:
         assert (output.token_ids[-1] in eos) == (output.finish_reason == "stop")
         assert len(output.token_ids) == NUM_TOKENS or output.finish_reason == "stop"
     assert undecided == 0, "ties: the comparison means less than it should"
-    settled(llm)
+    wait_until(llm, is_idle)
 
 
 def test_the_whole_model_swapped_out_and_in_while_generating(
     serve: Serve, rounds: Rounds, judge: Judge, hf_smollm2_folder: Path
 ) -> None:
-    settings = {"kv.gpu_blocks": 14, "cpu.max_batch_size": 2, "cpu.max_waiting": 2}
+    """What the host has it keeps while it stands; so HBM overflows, and then is empty."""
+
+    def both_ways(stats: Stats) -> bool:
+        return bool(stats["events"].get("swap_out") and stats["events"].get("swap_in"))
+
+    settings = {"kv.gpu_blocks": 14, "cpu.max_batch_size": 2, "policy.host_admission": "always"}
     with serve(str(hf_smollm2_folder), **settings) as llm:
-        check(llm, judge, PROMPTS[::2])
-    log = rounds()
-    assert check_log(log) == []
-    assert any(r["swap_out"] for r in log) and any(r["swap_in"] for r in log)
+        check(llm, judge, PROMPTS[::2], both_ways)
+    assert check_log(rounds()) == []
 
 
 def test_all_accelerator_resident_with_prompts_in_chunks(
@@ -98,10 +116,14 @@ def test_host_resident_by_every_route(
         "assist.post_layer_limit": 3,
         "assist.post_attention_limit": 6,
     }
+
+    def all_on_the_host(stats: Stats) -> bool:
+        return stats["cpu_running"] + stats["cpu_waiting"] == len(prompts)
+
     with serve(str(short_model), **settings) as llm:
         long = sorted(PROMPTS, key=len, reverse=True)
         for prompts in (long[:3], long[3:9], long[9:]):
-            check(llm, short_judge, prompts)
+            check(llm, short_judge, prompts, all_on_the_host)
         check_routes(llm, short_judge)
     log = rounds()
     assert check_log(log) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dualpace import LLM, SamplingParams
+from tests.e2e.live import Workers
 from tests.gpu.test_worker import CONFIG
 
 PROMPTS = [[i + 1] * (5 + 7 * i) for i in range(14)]
@@ -31,12 +32,12 @@ def run(folder: Path, dtype: str, **overrides: object) -> tuple[list[list[int]],
 
 @pytest.mark.parametrize(("dtype", "equal"), [("float32", 13), ("bf16", 0)])
 def test_it_generates_what_gpu_only_does(dtype: str, equal: int, tmp_path: Path) -> None:
-    """HBM for about two requests, and a predictor that says that all CPU attention hides. In
-    float32 a near tie may split one answer; bf16 rounds by place, and a random model's
-    best two logits are often near, so there only most of the first tokens are the same.
+    """HBM for about two requests, and times by which host rows always pay. In float32 a near tie
+    may split one answer; bf16 rounds by place, and a random model's best two logits are often near,
+    so there only most of the first tokens are the same.
     """
     wanted, _ = run(tmp_path, dtype, policy="gpu_only", **{"kv.gpu_blocks": 512})
-    tight = {"policy.launch_ms": -1000.0, "kv.gpu_blocks": 12, "kv.host_blocks": 400}
+    tight = {**Workers.settings, "kv.gpu_blocks": 12, "kv.host_blocks": 400}
     got, tokens = run(tmp_path, dtype, policy="neo", **tight, **{"kv.output_estimate": "declared"})
     assert tokens["cpu"] > 50
     assert sum(a == b for a, b in zip(got, wanted, strict=True)) >= equal

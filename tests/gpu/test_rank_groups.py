@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from dualpace import LLM
+from dualpace import LLM, Output
 from tests.e2e import crowd
-from tests.e2e.test_tensor_parallel import TIGHT, answers
+from tests.e2e.live import Workers
 from tests.gpu.test_worker import CONFIG
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this takes two GPUs")
@@ -45,18 +45,20 @@ def served(model: str, **settings: Any) -> Iterator[LLM]:
 class Wanted:
     """Token ids by one GPU with room for all."""
 
-    answers: list[list[int]]
     crowd: list[list[int]]
+    long: list[list[int]]
 
 
 @pytest.fixture(scope="module")
 def of_one(model: str) -> Wanted:
     with served(model, **{"kv.gpu_blocks": 512, "kv.host_blocks": 200}) as llm:
-        return Wanted(answers(llm), of_crowd(llm))
+        answers = tokens(crowd.ask_all(llm))
+    count = len(crowd.PROMPTS)
+    return Wanted(answers[:count], answers[count:])
 
 
-def of_crowd(llm: LLM) -> list[list[int]]:
-    return [output.token_ids for output in llm.generate(crowd.PROMPTS, crowd.PARAMS)]
+def tokens(outputs: list[Output]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
 
 
 def assert_same(got: list[list[int]], wanted: list[list[int]]) -> None:
@@ -68,18 +70,17 @@ def assert_same(got: list[list[int]], wanted: list[list[int]]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("cpu_ranks", [1, 2])
 def test_ranks_change_no_token(cpu_ranks: int, model: str, of_one: Wanted) -> None:
-    with served(model, **TIGHT, **{"gpu.tp": 2, "cpu.tp": cpu_ranks}) as llm:
-        assert_same(answers(llm), of_one.answers)
-        stats = llm.stats()
-    assert stats["events"]["swap_out"] and stats["events"]["prefill_cpu"]
-    assert stats["assist_calls"] > 0 and stats["compiles_after_ready"] == 0
+    ranks = {"kv.host_blocks": 200, "gpu.tp": 2, "cpu.tp": cpu_ranks}
+    with served(model, **crowd.TIGHT, **ranks) as llm:
+        assert_same(tokens(crowd.make_move(llm)), of_one.crowd + of_one.long)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("cpu_ranks", [1, 2])
 def test_ranks_in_lockstep_change_no_token(cpu_ranks: int, model: str, of_one: Wanted) -> None:
-    tight = {**crowd.TIGHT["neo"], "cpu.max_batch_size": 16, "gpu.tp": 2, "cpu.tp": cpu_ranks}
-    with served(model, **tight) as llm:
-        assert_same(of_crowd(llm), of_one.crowd)
+    tight = {**crowd.NEO, "kv.host_blocks": 400, "cpu.max_batch_size": 16}
+    ranks = {"gpu.tp": 2, "cpu.tp": cpu_ranks}
+    with served(model, **tight, **ranks, **Workers.settings) as llm:
+        assert_same(tokens(llm.generate(crowd.PROMPTS, crowd.PARAMS)), of_one.crowd)
         stats = llm.stats()
     assert stats["tokens"]["cpu"] > 50 and stats["compiles_after_ready"] == 0

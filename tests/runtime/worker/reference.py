@@ -22,27 +22,21 @@ class Reference:
         )
 
     @torch.inference_mode()
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Of the token after these, [1, V]."""
+    def logits(self, tokens: list[int], start: int = -1) -> torch.Tensor:
+        """Of the token after each of these from place `start` on, [T, V]."""
         x = self._stages.pre_layer(torch.tensor(tokens))
         positions = torch.arange(len(tokens))
         for layer in range(self._spec.num_layers):
             q, k, v = self._stages.pre_attention(layer, x, positions)
             attention = causal_prefill(q, k, v, [len(tokens)]).flatten(1)
             x = self._stages.post_attention(layer, attention, x)
-        return self._stages.logits(x[-1:])
+        return self._stages.logits(x[start:])
 
     @torch.inference_mode()
     def next_token(self, talk: Talk, tokens: list[int]) -> int:
         logits = self.logits(tokens)
-        sampling = SamplingRows.of(
-            torch.tensor([talk.temperature]),
-            torch.tensor([0], dtype=torch.int32),
-            torch.tensor([1.0]),
-            torch.tensor([talk.uniform_at(len(tokens))]),
-        )
         edit(logits[0], talk, tokens)
-        return int(sample(logits, sampling))
+        return draw(logits[0], talk.temperature, talk.uniform_at(len(tokens)))
 
     def output(self, talk: Talk) -> list[int]:
         """As many tokens as the request has now."""
@@ -74,6 +68,17 @@ class Reference:
                 )
                 assert likelier[0] + 1 <= told.rank <= likelier[1]
         return True
+
+
+def draw(logits: torch.Tensor, temperature: float, uniform: float) -> int:
+    """A token by its logits [V]."""
+    rows = SamplingRows.of(
+        torch.tensor([temperature]),
+        torch.tensor([0], dtype=torch.int32),
+        torch.tensor([1.0]),
+        torch.tensor([uniform]),
+    )
+    return int(sample(logits[None], rows))
 
 
 def edit(logits: torch.Tensor, talk: Talk, tokens: list[int]) -> None:
