@@ -19,16 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from dualpace.runtime import logprobs, messages, submissions
+from dualpace.runtime import messages, submissions
 from dualpace.runtime.engine.assisting import Assisting
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
 from dualpace.runtime.engine.compiler import XgrammarCompiler
-from dualpace.runtime.engine.conversations import STUCK, Conversation, open_conversation
+from dualpace.runtime.engine.conversations import Conversation, open_conversation
 from dualpace.runtime.engine.forms import Compiler, Forms
 from dualpace.runtime.engine.logs import RequestLog, RoundLog, lost_rounds
 from dualpace.runtime.engine.milestones import first_scheduled, prompt_tokens
 from dualpace.runtime.engine.openings import Openings
 from dualpace.runtime.engine.pair import WorkerPair
+from dualpace.runtime.engine.results import take_tokens
 from dualpace.runtime.engine.scheduler import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
 from dualpace.runtime.plan import ModelPlan, Plan
@@ -226,7 +227,8 @@ class LLMEngine:
         Returns whether what it was lost with is settled, if the worker itself is at fault.
         """
         owed = self._gpu_steps if role == "gpu" else [s for s in (self._cpu_step,) if s is not None]
-        log.error("lost with the %s worker: %s", role, lost_rounds(owed))
+        shared = [] if role == "gpu" else [step for step in self._gpu_steps if step.has_host_rows]
+        log.error("lost with the %s worker: %s", role, lost_rounds([*owed, *shared]))
         self._stats.rounds_lost[role] += len(owed)
         is_settled = is_at_fault and self._settle(role)
         if role == "gpu":
@@ -235,7 +237,7 @@ class LLMEngine:
             for step in steps:
                 if (applied := remains(step, lost)) is not None:
                     self._log_void(Owner.GPU, applied)
-        elif any(step.has_host_rows for step in self._gpu_steps):
+        elif shared:
             self._workers.gpu.end("gpu worker ended: it would wait for the cpu worker")
         elif self._cpu_step is not None:
             self._void_cpu_step()
@@ -321,6 +323,8 @@ class LLMEngine:
     def _apply_gpu(self, done: messages.StepDone) -> None:
         step = self._gpu_steps.popleft()
         assert step.number == done.step
+        if step.has_host_rows:
+            self._workers.cpu.has_helped()
         own = len(step.rows)
         prompts = prompt_tokens(step, self._conversations)
         finished = self._take_tokens(step.rows, done, 0, Owner.GPU, prompts)
@@ -343,43 +347,16 @@ class LLMEngine:
         owner: Owner,
         num_prompt_tokens: int = 0,
     ) -> set[int]:
-        """Appends each row's token to its conversation; returns the ids that end with it. `rows`
-        are those of the batch from `first` on."""
-        ids, tokens, ends, places = [], [], [], []
-        stuck: list[Conversation] = []
-        conversations = self._conversations
-        sampled = done.tokens[first : first + len(rows)].tolist()
-        for place, (row, token) in enumerate(zip(rows, sampled, strict=True), first):
-            request_id = row.request.id
-            conversation = conversations.get(request_id)
-            if not row.sample or conversation is None:  # cancelled, or ended one round earlier
-                continue
-            if (end := conversation.append(token)) == STUCK:
-                stuck.append(conversation)
-                end = messages.NOT_FINISHED
-            ids.append(request_id)
-            tokens.append(token)
-            ends.append(end)
-            places.append(place)
-        finished = {i for i, end in zip(ids, ends, strict=True) if end} if any(ends) else set()
-        for request_id in finished:
-            self._forget(conversations[request_id])
-        if ids:
-            self._completions.put_nowait(
-                messages.Tokens(
-                    np.array(ids, np.int64),
-                    np.array(tokens, np.int32),
-                    np.full(len(ids), owner, np.uint8),
-                    np.array(ends, np.uint8),
-                    time.monotonic(),
-                    num_prompt_tokens,
-                    *logprobs.of_rows(done, places),
-                )
-            )
-        for conversation in stuck:
+        """Gives each row's conversation its token; returns the ids that end with it."""
+        taken = take_tokens(rows, done, first, owner, self._conversations, num_prompt_tokens)
+        for conversation in taken.finished:
+            self._forget(conversation)
+        if taken.message is not None:
+            self._completions.put_nowait(taken.message)
+            self._stats.count_tokens(owner, len(taken.message.request_ids))
+        for conversation in taken.stuck:
             self._refuse(conversation, *conversation.dead_end)
-        self._stats.count_tokens(owner, len(ids))
-        return finished.union(conversation.request.id for conversation in stuck)
+        return {conversation.request.id for conversation in (*taken.finished, *taken.stuck)}
 
     # ---- books
 

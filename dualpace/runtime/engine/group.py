@@ -131,6 +131,10 @@ class WorkerGroup:
     def doorbells(self) -> list[int]:
         return [rank.channel.bell_down for rank in self.ranks]
 
+    def has_helped(self) -> None:
+        """What it computed came as part of the other side's result."""
+        self._first.has_worked = True
+
     @property
     def info(self) -> dict[str, Any]:
         """What the first rank said when it became ready, and if there are several, all of them."""

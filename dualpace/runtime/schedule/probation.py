@@ -40,11 +40,12 @@ def accuse(ledger: Ledger, worker: Owner, was_assisting: bool) -> Request | None
 
 
 def _rows_of(ledger: Ledger, worker: Owner) -> list[Row]:
-    """Host rows of a GPU round in lockstep (neo) are both workers'."""
+    """Both workers are given a round in lockstep (neo), all of it."""
     if worker is Owner.GPU:
         return [row for step in ledger.gpu_in_flight for row in step.all_rows]
     rows = list(ledger.cpu_in_flight.rows) if ledger.cpu_in_flight else []
-    return rows + [row for step in ledger.gpu_in_flight for part in step.host_rows for row in part]
+    shared = [step for step in ledger.gpu_in_flight if step.has_host_rows]
+    return rows + [row for step in shared for row in step.all_rows]
 
 
 def tried_by_gpu(policy: Policy, suspects: Iterable[Request]) -> list[Request]:

@@ -100,6 +100,27 @@ def test_a_deadly_host_row_in_lockstep_costs_its_request_alone(role: str) -> Non
     assert engine.restarts == ([2, 0] if role == "gpu" else [2, 2])
 
 
+@pytest.mark.parametrize("role", BOTH)
+def test_workers_in_lockstep_that_are_killed_now_and_then_last(role: str) -> None:
+    def fault(handle: FakeHandle, batch: Batch) -> int | None:
+        return -9 if handle.role == role and len(handle.batches) in (2, 5, 8, 11) else None
+
+    engine = play(ask(*range(6), prompt_len=40), *NEO, fault=fault)
+    assert_answered(engine, prompt_len=40)
+    assert engine.restarts == ([4, 0] if role == "gpu" else [4, 4])
+
+
+def test_a_row_in_hbm_that_the_host_does_not_survive_ends_in_lockstep_too() -> None:
+    """It meets it in company alone, so it is proven by nothing; but it comes to its end."""
+
+    def fault(handle: FakeHandle, batch: Batch) -> str | None:
+        return "no such row" if handle.role == "cpu" and 0 in batch.request_ids else None
+
+    engine = play(ask(*range(6), prompt_len=40), *NEO, fault=fault)
+    assert_answered(engine, but=engine.given_up, prompt_len=40)
+    assert set(engine.given_up) <= {0} and engine.restarts[1] <= 8
+
+
 def test_two_deadly_requests_one_after_the_other_leave_the_server_standing() -> None:
     engine = play(ask(0, later=(1, 2, 3, 4)), fault=deadly([0, 1, 2, 3]))
     assert_answered(engine, but=[0, 1, 2, 3])
