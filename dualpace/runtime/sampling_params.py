@@ -13,6 +13,7 @@ from dualpace.runtime.logit_rules import (
     MAX_STOP_TOKENS,
     LogitRules,
 )
+from dualpace.runtime.structured import MalformedStructure, Structure, StructuredOutputsParams
 
 MAX_STOPS = 16
 MAX_BIAS = 100.0
@@ -58,11 +59,13 @@ class SamplingParams:
     skip_special_tokens: bool = True  # False: text shows them
     logprobs: int | None = None  # tell each token's, and those of so many of the likeliest
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputsParams | None = None  # the form that the answer has
 
     def __post_init__(self) -> None:
         self._check_drawing()
         self._check_rules()
         self._check_end()
+        self._structure()
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise self._out_of_range("logprobs", f"0 to {MAX_LOGPROBS}")
 
@@ -108,6 +111,14 @@ class SamplingParams:
         if "" in self.stops:
             raise InvalidParameter("stop", "stop holds an empty string: leave it out.")
         self._check_count("stop_token_ids", MAX_STOP_TOKENS)
+
+    def _structure(self) -> Structure | None:
+        form = self.structured_outputs
+        try:
+            return None if form is None else form.structure
+        except MalformedStructure as error:
+            assert form is not None
+            raise InvalidParameter(form.asked_as, str(error)) from None
 
     def _check_count(self, name: str, limit: int) -> None:
         count = len(getattr(self, name))
@@ -162,6 +173,7 @@ class SamplingParams:
             allowed_token_ids=tuple(self.allowed_token_ids),
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
+            structure=self._structure(),
         )
 
     def seeded(self, index: int = 0) -> Self:

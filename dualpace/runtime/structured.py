@@ -21,7 +21,8 @@ class MalformedStructure(ValueError):
 
 
 class Structure(NamedTuple):
-    """A form, ready to be compiled. `kind`: json (a schema) | regex | grammar (EBNF)."""
+    """A form, ready to be compiled. `kind`: json (a schema) | compact (the same, on one line) |
+    regex | grammar (EBNF)."""
 
     kind: str
     text: str
@@ -30,7 +31,7 @@ class Structure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """One of these, the others None. `SamplingParams` checks it.
+    """One of the first five, the others None. `SamplingParams` checks it.
 
     A regular expression and a choice are the whole answer; a grammar is in the EBNF of GBNF, with
     the rule `root`.
@@ -41,6 +42,7 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None  # one of these texts
     grammar: str | None = None
+    disable_any_whitespace: bool = False  # JSON on one line
     asked_as: str = "structured_outputs"  # what complaints call it
 
     @cached_property
@@ -53,13 +55,13 @@ class StructuredOutputsParams:
             found = f", not {' and '.join(given)}" if given else ""
             names = f"{', '.join(_WAYS[:-1])} and {_WAYS[-1]}"
             raise MalformedStructure(f"{self.asked_as} takes exactly one of {names}{found}.")
-        (way,) = given
+        place = self.asked_as if given[0] in self.asked_as else f"{self.asked_as}.{given[0]}"
         kind, text = self._kind_and_text()
         if not text:
-            raise MalformedStructure(f"{self.asked_as}.{way} is empty.")
+            raise MalformedStructure(f"{place} is empty.")
         if len(text) > MAX_CHARS:
             size = f"{len(text):,} characters: use at most {MAX_CHARS:,}."
-            raise MalformedStructure(f"{self.asked_as}.{way} has {size}")
+            raise MalformedStructure(f"{place} has {size}")
         return Structure(kind, text, self.asked_as)
 
     def _kind_and_text(self) -> tuple[str, str]:
@@ -69,7 +71,8 @@ class StructuredOutputsParams:
             return "grammar", _one_of(self.choice)
         if self.grammar is not None:
             return "grammar", self.grammar
-        return "json", _ANY_OBJECT if self.json_object else self._schema()
+        kind = "compact" if self.disable_any_whitespace else "json"
+        return kind, _ANY_OBJECT if self.json_object else self._schema()
 
     def _schema(self) -> str:
         schema: Any = self.json

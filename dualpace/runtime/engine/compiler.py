@@ -14,10 +14,8 @@ from dualpace.runtime.plan import ModelPlan
 if TYPE_CHECKING:
     import xgrammar
 
-# Between two tokens of JSON. Small models that may write any number of spaces write no end of them.
-_MAX_WHITESPACE = 32
 _SHARED_BYTES = 32 << 20  # of what forms have in common
-_NAMES = {"json": "the schema", "regex": "the regular expression", "grammar": "the grammar"}
+_NAMES = {"regex": "the regular expression", "grammar": "the grammar"}
 
 
 class XgrammarForm:
@@ -72,12 +70,12 @@ class XgrammarCompiler:
         try:
             return XgrammarForm(self._compiled(kind, text), self._num_words)
         except (RuntimeError, ValueError, TypeError) as error:
-            reason = _plain(str(error))
-            raise FormRefused(f"{_NAMES[kind]} cannot be compiled: {reason}") from None
+            what, why = _NAMES.get(kind, "the schema"), _plain(str(error))
+            raise FormRefused(f"{what} cannot be compiled: {why}") from None
 
     def _compiled(self, kind: str, text: str) -> "xgrammar.CompiledGrammar":
-        if kind == "json":
-            return self._compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
+        if kind in ("json", "compact"):
+            return self._compiler.compile_json_schema(text, any_whitespace=kind == "json")
         if kind == "regex":
             return self._compiler.compile_regex(text)
         return self._compiler.compile_grammar(text)

@@ -52,9 +52,12 @@ class Editor:
         """Whether any token may be drawn at `position`, the next one."""
         if self.guide is None:
             return True  # what else forbids tokens was looked at before
+        is_early, allowed = self._is_early(position), self.rules.allowed_token_ids
+        if not is_early and not allowed:
+            return self.guide.allows_any
         biases = dict(zip(*self.bias(position), strict=True))
         banned = [token for token, bias in biases.items() if bias == -np.inf]
-        if self.rules.allowed_token_ids:
+        if allowed:
             return any(self.guide.allows(token) for token in biases.keys() - banned)
         return self.guide.allows_beside(banned)
 

@@ -50,6 +50,11 @@ class Guide:
         self._matcher.fill_next_token_bitmask(self._masks)
         return True
 
+    @property
+    def allows_any(self) -> bool:
+        """Whether any token may come next."""
+        return bool(self._masks.any())
+
     def allows(self, token: int) -> bool:
         return bool(self.mask[token // 32] >> token % 32 & 1)
 

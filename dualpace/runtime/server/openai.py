@@ -16,11 +16,17 @@ from dualpace.runtime.server.conversation import ChatMessage
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.logprobs import LogprobForm
 from dualpace.runtime.server.streams import UsageParts
+from dualpace.runtime.server.structured import (
+    ResponseFormat,
+    StructuredOutputs,
+    structured_params,
+)
 from dualpace.runtime.server.wording import shown
 
 MAX_CHOICES = 128  # answers to one prompt
 MAX_ANSWERS = 1024  # of one request
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_GUIDED = ("json", "regex", "choice", "grammar")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 
 # Labels for the client's own books; they ask nothing of a server.
@@ -39,10 +45,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "echo": [False],
     "function_call": ["none"],
     "functions": [[]],
-    "guided_choice": [],
-    "guided_grammar": [],
-    "guided_json": [],
-    "guided_regex": [],
     "length_penalty": [1],
     "modalities": [["text"]],
     "parallel_tool_calls": [True],
@@ -50,11 +52,9 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "priority": [0],
     "prompt_logprobs": [],
     "reasoning_effort": [],
-    "response_format": [{"type": "text"}],
     "service_tier": ["auto", "default"],
     "spaces_between_special_tokens": [True],
     "store": [False],
-    "structured_outputs": [],
     "suffix": [""],
     "tool_choice": ["none", "auto"],
     "tools": [[]],
@@ -124,6 +124,12 @@ class _Sampled(_Strict):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -171,12 +177,17 @@ class _Sampled(_Strict):
         asked: dict[str, Any] = {name: value for name, value in given if value is not None}
         if self.logit_bias is not None:
             asked["logit_bias"] = _token_ids(self.logit_bias)
+        guided = {way: getattr(self, f"guided_{way}") for way in _GUIDED}
+        asked["structured_outputs"] = structured_params(
+            self.response_format, self.structured_outputs, guided
+        )
         return SamplingParams(max_tokens=max_tokens, logprobs=self.num_logprobs, **asked)
 
 
 _SAMPLING = (_Sampled.model_fields.keys() & SamplingParams.__dataclass_fields__.keys()) - {
     "max_tokens",  # each route has its own default
     "logit_bias",  # JSON has no integers for keys
+    "structured_outputs",  # there are other words for it
 }
 
 

@@ -15,6 +15,9 @@ _EXPECTED = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
     "stop": "a string or a list of strings",
     "content": "a string or a list of text parts",
+    "schema": "a JSON schema",
+    "json": "a JSON schema, or its text",
+    "guided_json": "a JSON schema, or its text",
 }
 # By the validator's kind of complaint.
 _TYPES = {

@@ -19,8 +19,6 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
         ("prompt_logprobs", 1),
         ("suffix", "end"),
         ("best_of", 2),
-        ("guided_json", {"type": "object"}),
-        ("response_format", {"type": "json_object"}),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(server, param, value):
@@ -35,7 +33,6 @@ def test_what_is_not_built_is_refused_by_name(server, param, value):
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
         ("continue_final_message", True),

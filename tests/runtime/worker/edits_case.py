@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.routing import Route
+from dualpace.runtime.structured import Structure
 from dualpace.runtime.types import RowKind
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import Rig, Talk
@@ -17,6 +18,7 @@ EVERYTHING = LogitRules(
     logit_bias={3: 2.0, 11: -100.0},
     min_tokens=4,
     stop_token_ids=(5, 6, 7),
+    structure=Structure("regex", "of a test", "here"),
 )
 BIASED = LogitRules(
     logit_bias={20: 1.5, 21: 1.5}, allowed_token_ids=tuple(range(1, 300, 3)), min_p=0.1

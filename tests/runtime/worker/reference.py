@@ -84,6 +84,8 @@ def draw(logits: torch.Tensor, temperature: float, uniform: float) -> int:
 def edit(logits: torch.Tensor, talk: Talk, tokens: list[int]) -> None:
     """What the talk's rules say, token by token; logits [V]."""
     rules, output = talk.rules, tokens[talk.prompt_len :]
+    if rules.structure:
+        logits[torch.arange(len(logits)) % 3 != len(output) % 3] = -torch.inf
     for token, bias in rules.logit_bias.items():
         logits[token] += bias
     if rules.allowed_token_ids:

@@ -16,8 +16,9 @@ from dualpace.runtime import messages as m
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel
 from dualpace.runtime.engine.edits import Editor, encode_edits
+from dualpace.runtime.engine.guides import Guide
 from dualpace.runtime.lockstep import LockstepBuffer
-from dualpace.runtime.logit_rules import LogitRules
+from dualpace.runtime.logit_rules import LogitRules, words_of_mask
 from dualpace.runtime.logprobs import TokenLogprobs, by_place
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
@@ -135,6 +136,29 @@ class Peer:
         self.channel.close()
 
 
+class Thirds:
+    """A form: a token leaves the rest by 3 that the number of those before it does."""
+
+    vocab = 300
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def accept_token(self, token_id: int) -> bool:
+        accepts = token_id % 3 == self.num_tokens % 3
+        self.num_tokens += accepts
+        return accepts
+
+    def fill_next_token_bitmask(self, bitmask: np.ndarray) -> bool:
+        tokens = np.arange(bitmask.size * 32)
+        bits = tokens % 3 == self.num_tokens % 3
+        bitmask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+        return True
+
+    def is_completed(self) -> bool:
+        return False
+
+
 @dataclass
 class Talk:
     """A request: prompt and output so far, and its blocks in the pool where it lives."""
@@ -146,13 +170,21 @@ class Talk:
     rules: LogitRules = field(default_factory=LogitRules)  # set before the first step
     logprobs: int | None = None  # that it asks for
     told: list[TokenLogprobs] = field(default_factory=list)  # of each token of its output
+    num_followed: int = 0  # tokens of its output that its form has been told
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
 
     @cached_property
     def editor(self) -> Editor:
-        return Editor(self.rules, self.prompt_len, ())
+        guide = Guide(Thirds(), words_of_mask(Thirds.vocab)) if self.rules.structure else None
+        return Editor(self.rules, self.prompt_len, (), guide)
+
+    def catch_up(self) -> None:
+        """Its form with its output."""
+        guide, new = self.editor.guide, self.output[self.num_followed :]
+        assert guide is None or all(guide.follow(token) for token in new)
+        self.num_followed = len(self.output)
 
     @property
     def output(self) -> list[int]:
@@ -370,6 +402,8 @@ class Rig:
 
 def _edits(rows: Sequence[tuple[Talk, int, bool]]) -> U8:
     """Of rows by talk, position to be sampled, and whether it is."""
+    for talk, _, _ in rows:
+        talk.catch_up()
     due = [
         (place, position, talk.editor, talk.tokens)
         for place, (talk, position, sample) in enumerate(rows)

@@ -1,0 +1,128 @@
+"""Forms of answers: what a request may ask for, which schemas can be held to, what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dualpace import SamplingParams, StructuredOutputsParams
+from dualpace.runtime.json_schema import UnsupportedSchema, check_schema
+from dualpace.runtime.logit_rules import LogitRules
+from dualpace.runtime.sampling_params import InvalidParameter
+from dualpace.runtime.structured import MAX_CHARS
+
+PERSON = {
+    "title": "Person",
+    "description": "as a validation library writes it",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "default": "x"},
+        "age": {"type": ["integer", "null"], "minimum": 0},
+        "kind": {"enum": ["a", 1, None]},
+        "tag": {"const": "t", "type": "string"},
+        "born": {"type": "string", "format": "date"},
+        "even": {"type": "integer", "multipleOf": 2},
+        "friend": {"anyOf": [{"$ref": "#/$defs/Friend"}, {"type": "null"}], "default": None},
+        "pets": {"type": "array", "items": {"$ref": "#/$defs/Friend"}, "uniqueItems": False},
+        "pair": {"type": "array", "prefixItems": [{"type": "number"}, True], "items": False},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "$defs": {"Friend": {"type": "object", "properties": {"if": {"type": "string"}}}},
+}
+
+
+def form(**asked: Any) -> Any:
+    return StructuredOutputsParams(**asked).structure
+
+
+def test_a_schema_is_handed_on_in_its_order() -> None:
+    for schema in (PERSON, json.dumps(PERSON)):
+        made = form(json=schema)
+        assert (made.kind, made.asked_as) == ("json", "structured_outputs")
+        assert json.loads(made.text) == PERSON
+        assert made.text.index('"name"') < made.text.index('"born"') < made.text.index('"pair"')
+    assert form(json=True).text == "true"
+
+
+def test_the_other_ways() -> None:
+    assert form(regex="a+")[:2] == ("regex", "a+")
+    assert form(grammar='root ::= "a"')[:2] == ("grammar", 'root ::= "a"')
+    assert form(choice=["yes", 'a"b\n', "é"])[:2] == (
+        "grammar",
+        'root ::= "yes" | "a\\"b\\n" | "é"',
+    )
+    assert form(json_object=True)[:2] == ("json", '{"type": "object"}')
+    assert form(json=True, disable_any_whitespace=True)[:2] == ("compact", "true")
+
+
+def test_it_goes_with_the_rules_to_the_engine() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    assert params.rules.edits_logits and params.rules.needs_last_token
+    assert LogitRules.of(json.loads(json.dumps(params.rules.asked()))) == params.rules
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({}, "takes exactly one of json, json_object, regex, choice and grammar."),
+        ({"json_object": False}, "takes exactly one of"),
+        ({"regex": "a", "choice": ["a"]}, "and grammar, not regex and choice."),
+        ({"regex": ""}, "structured_outputs.regex is empty."),
+        ({"choice": []}, "structured_outputs.choice is empty."),
+        ({"grammar": ""}, "structured_outputs.grammar is empty."),
+        ({"json": "{"}, "structured_outputs: the schema is no JSON: Expecting property name"),
+        ({"json": ""}, "the schema is no JSON"),
+        ({"json": "[1]"}, "in the schema $ is no schema: it must be an object or a boolean."),
+        ({"json": {"a": {1}}}, "the schema is no JSON: Object of type set"),
+        ({"json": False}, "the schema false allows no answer."),
+        ({"json": {"not": {}}}, "in the schema 'not' cannot be enforced at $."),
+        ({"regex": "a" * (MAX_CHARS + 1)}, "has 100,001 characters: use at most 100,000."),
+    ],
+)
+def test_what_is_no_form_is_refused(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidParameter) as refusal:
+        SamplingParams(structured_outputs=StructuredOutputsParams(asked_as="here", **asked))
+    assert refusal.value.param == "here"
+    assert sentence.replace("structured_outputs", "here") in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({"type": "object", "properties": {"a": {"if": {}}}}, "'if' cannot be enforced at $.pro"),
+        ({"items": {"anyOf": [{}, {"not": {}}]}, "type": "array"}, "at $.items.anyOf[1]"),
+        ({"$defs": {"a": {"contains": {}}}}, "'contains' cannot be enforced at $.$defs.a"),
+        ({"type": "object", "patternProperties": {}}, "'patternProperties' cannot"),
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be enforced"),
+        ({"$ref": "http://x/y"}, "'$ref' leads out of the schema"),
+        ({"$ref": "#a"}, "'$ref' leads out of the schema"),
+        ({"$ref": "#/$defs/a", "minimum": 3}, "'$ref' beside 'minimum' cannot be enforced"),
+        ({"anyOf": [{}], "oneOf": [{}]}, "'anyOf' beside 'oneOf' cannot be enforced"),
+        ({"allOf": [{}, {}]}, "'allOf' of several schemas cannot be enforced"),
+        ({"type": "string", "enum": ["a"], "minLength": 2}, "'enum' beside 'minLength'"),
+        ({"type": "integer", "enum": [1, "a"]}, "'enum' has a value that is not of the 'type'"),
+        ({"type": "string", "const": True}, "'const' has a value that is not of the 'type'"),
+        ({"minLength": 3}, "'minLength' needs a 'type' beside it"),
+        ({"type": []}, "'type' must be a string or a list of strings"),
+        ({"type": "string", "pattern": "a", "maxLength": 1}, "'pattern' beside 'maxLength'"),
+        ({"type": "string", "format": "date", "minLength": 1}, "'format' beside 'minLength'"),
+        ({"type": "string", "format": "colour"}, "'format' is none of date, time"),
+        ({"type": "number", "multipleOf": 0.5}, "'multipleOf' can be enforced of integers only"),
+        ({"type": "integer", "multipleOf": 2, "minimum": 0}, "'multipleOf' beside 'minimum'"),
+        ({"type": "object", "required": ["b"]}, "'required' names 'b', which 'properties' lacks"),
+        ({"type": "object", "properties": {"a": 5}}, "$.properties.a is no schema"),
+    ],
+)
+def test_what_a_schema_asks_for_in_vain_is_named(schema: Any, sentence: str) -> None:
+    with pytest.raises(UnsupportedSchema) as refusal:
+        check_schema(schema)
+    assert sentence in str(refusal.value)
+
+
+def test_a_deep_schema_is_read_to_its_end() -> None:
+    schema: Any = {"not": {}}
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(UnsupportedSchema, match="'not'"):
+        check_schema(schema)
