@@ -138,7 +138,7 @@ server = types.ModuleType("dualpace.runtime.server")
 def serve(plan):
     import time
     print("serving", plan.model.name, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 server.serve = serve
 sys.modules["dualpace.runtime.server"] = server
 sys.argv = ["serve.py", "+hw=cpu", "model=tiny_random"]

@@ -14,6 +14,7 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.messages import Phase
 from dualpace.runtime.process import receive, send, start_process
 from dualpace.runtime.shared_memory import SharedRegion
+from tests.servers import PATIENCE_S
 
 CHILD = """
 import argparse, os, socket, sys
@@ -37,7 +38,7 @@ import sys, time
 from dualpace.runtime.process import start_process
 process, lifeline = start_process("echo_child", [], [], {"PYTHONPATH": sys.argv[1]})
 print(process.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -55,7 +56,7 @@ def test_a_child_answers_and_ends_with_its_lifeline(echo_child: dict[str, str]) 
     send(lifeline, Phase("still"))
     assert receive(lifeline) == Phase(f"still from {process.pid}")
     lifeline.close()
-    assert process.wait(10) == 7
+    assert process.wait(PATIENCE_S) == 7
 
 
 def test_a_child_dies_with_a_killed_parent(echo_child: dict[str, str]) -> None:
@@ -66,7 +67,7 @@ def test_a_child_dies_with_a_killed_parent(echo_child: dict[str, str]) -> None:
     child_pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while _runs(child_pid):
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.02)

@@ -81,7 +81,7 @@ def test_events_are_counted_as_the_server_counts_tokens(pair: int, tail: int, ti
 
 
 def test_a_closed_loop_keeps_so_many_under_way() -> None:
-    fake = FakeOpenAI(Behaviour(token_s=0.01))
+    fake = FakeOpenAI(Behaviour(crowd=3))
     outcome = play(fake, specs(12, 100.0), concurrency=3)  # scheduled times play no part
     assert fake.running == 3
     assert all(r.completed and r.arrival_s < 100 for r in outcome.records)

@@ -7,8 +7,9 @@ rest for an event if it is whole; only events with choices are tokens.
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -37,8 +38,8 @@ def server() -> Iterator[FakeServer]:
         server.close()
 
 
-async def read(response: aiohttp.ClientResponse) -> Seen:
-    seen, buffer = Seen(), ""
+async def read(response: aiohttp.ClientResponse, seen: Seen) -> None:
+    buffer = ""
     async for data in response.content.iter_any():
         buffer += data.strip().decode()
         *whole, rest = buffer.split("\n\n")
@@ -48,7 +49,6 @@ async def read(response: aiohttp.ClientResponse) -> Seen:
         for message in whole:
             take(message.strip().removeprefix("data: "), seen)
     assert buffer == ""
-    return seen
 
 
 def is_whole(message: str) -> bool:
@@ -71,46 +71,60 @@ def take(text: str, seen: Seen) -> None:
         seen.usage = usage
 
 
-def drive(server: FakeServer, path: str, bodies: list[dict[str, Any]]) -> list[Seen]:
-    async def all_at_once() -> list[Seen]:
+def drive(
+    server: FakeServer, path: str, body: dict[str, Any], count: int, rest: Path
+) -> list[Seen]:
+    """`count` at once. Their first tokens have come before `rest` makes the others come."""
+    everything = [Seen() for _ in range(count)]
+
+    async def all_at_once() -> None:
         headers = {"Authorization": "Bearer none", "x-request-id": "bench-0"}
         async with aiohttp.ClientSession(headers=headers) as session:
 
-            async def one(body: dict[str, Any]) -> Seen:
+            async def one(seen: Seen) -> None:
                 async with session.post(server.url + path, json=body) as response:
                     assert response.status == 200, await response.text()
-                    return await read(response)
+                    await read(response, seen)
 
-            return await asyncio.gather(*map(one, bodies))
+            async def let_go() -> None:
+                while not all(seen.text for seen in everything):
+                    await asyncio.sleep(0.01)
+                rest.touch()
 
-    return asyncio.run(all_at_once())
+            await asyncio.gather(*map(one, everything), let_go())
+
+    asyncio.run(all_at_once())
+    return everything
 
 
-@pytest.mark.parametrize("prompt", ["slow hello", [104, 105, 106]])
-def test_completions_are_read_token_by_token(server: FakeServer, prompt: Any) -> None:
+@pytest.mark.parametrize("kind", [str, lambda text: list(text.encode())])
+def test_completions_are_read_as_they_come(
+    server: FakeServer, kind: Callable[[str], Any], tmp_path: Path
+) -> None:
+    prompt = f"until {tmp_path / 'rest'}"
     body = {
         "model": "tiny",
-        "prompt": prompt,
+        "prompt": kind(prompt),
         "repetition_penalty": 1.0,
         "max_tokens": TOKENS,
         "logprobs": None,
         **COMMON,
     }
-    for seen in drive(server, "/v1/completions", [body] * 32):
+    for seen in drive(server, "/v1/completions", body, 32, tmp_path / "rest"):
         assert seen.usage["completion_tokens"] == TOKENS
         assert seen.usage["prompt_tokens"] == len(prompt)
-        assert 1 < len(seen.times_s) <= TOKENS and len(seen.text) == TOKENS
+        assert 1 < len(seen.times_s) <= TOKENS and seen.text == prompt[:TOKENS]
 
 
-def test_chats_are_read_token_by_token(server: FakeServer) -> None:
-    content = [{"type": "text", "text": "slow hello"}]
+def test_chats_are_read_as_they_come(server: FakeServer, tmp_path: Path) -> None:
+    content = [{"type": "text", "text": f"until {tmp_path / 'rest'}"}]
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": content}],
         "max_completion_tokens": TOKENS,
         **COMMON,
     }
-    for seen in drive(server, "/v1/chat/completions", [body] * 16):
+    for seen in drive(server, "/v1/chat/completions", body, 16, tmp_path / "rest"):
         assert seen.usage["completion_tokens"] == TOKENS and len(seen.text) == TOKENS
         assert 1 < len(seen.times_s) <= TOKENS + 1  # the first names the role
 

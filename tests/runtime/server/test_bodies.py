@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.runtime.server.asking import COMPLETION, refusal
+from tests.servers import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_bodies_that_are_no_request(server, body, sentence):
 def test_a_client_that_goes_before_its_body_is_sent_is_no_fault_of_ours(start_server):
     server = start_server()
     server.wait_for("/ready")
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", "500")
@@ -100,7 +101,7 @@ def test_bodies_are_announced_as_what_they_are(server, headers, said):
 
 def test_a_body_that_is_too_large_is_refused_by_its_announcement_and_by_its_size(server):
     """And the server goes on serving others."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Length", str(10**11))
     connection.endheaders()

@@ -31,15 +31,17 @@ def assert_no_process_is_left(processes):
 class Asking(threading.Thread):
     """A stream in the background: its text so far, and how it ended."""
 
-    def __init__(self, server, prompt):
+    def __init__(self, server, prompt, begins_with=""):
+        """Returns when as much of the text has come."""
         super().__init__()
         self.client = server.client()
         self.prompt = prompt
         self.text = ""
         self.error = None
-        self.started = threading.Event()
+        self.begins_with = begins_with
+        self.has_begun = threading.Event()
         self.start()
-        assert self.started.wait(PATIENCE_S)
+        assert self.has_begun.wait(PATIENCE_S) and self.error is None, self.error
 
     def run(self):
         try:
@@ -48,9 +50,11 @@ class Asking(threading.Thread):
             )
             for chunk in stream:
                 self.text += chunk.choices[0].text
-                self.started.set()
+                if self.text.startswith(self.begins_with):
+                    self.has_begun.set()
         except openai.OpenAIError as error:
             self.error = error
+        self.has_begun.set()
 
 
 def test_it_answers_while_it_starts(start_server, tmp_path):
@@ -106,7 +110,7 @@ def test_a_drain_has_an_end(start_server):
     server = start_server(drain_timeout_s=0.2)
     server.wait_for("/ready")
     processes = children(server)
-    asking = Asking(server, "stall for ever")
+    asking = Asking(server, "stall for ever", begins_with="sta")
     server.process.terminate()
     asking.join()
     assert asking.text == "sta"
@@ -116,7 +120,7 @@ def test_a_drain_has_an_end(start_server):
 
 
 def test_a_second_signal_ends_at_once(start_server):
-    server = start_server(drain_timeout_s=60)
+    server = start_server(drain_timeout_s=PATIENCE_S)
     server.wait_for("/ready")
     processes = children(server)
     asking = Asking(server, "stall for ever")

@@ -30,8 +30,8 @@ from dualpace.runtime.worker import build
 from dualpace.runtime.worker.copies import CopyEngine, CopyJob
 from dualpace.runtime.worker.link import LifelineClosedError, Link
 from dualpace.runtime.worker.progress import Progress
+from tests.servers import PATIENCE_S
 
-PATIENCE_S = 60.0  # only a failing test waits so long
 GPU_BLOCKS, HOST_BLOCKS = 40, 48
 LAYERS = 5  # staging buffers are used again from the third on
 

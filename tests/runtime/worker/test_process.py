@@ -17,8 +17,7 @@ from dualpace.runtime.channel import Channel, eventfd
 from dualpace.runtime.process import send, start_process
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
-
-PATIENCE_S = 60.0
+from tests.servers import PATIENCE_S
 
 
 class Process:
@@ -93,14 +92,12 @@ def test_workers_start_ignore_signals_sleep_and_end_with_their_lifeline(start):
         phases = [message.text for message in worker.seen if isinstance(message, m.Phase)]
         assert phases[:2] == ["importing torch", "loading random-config"]
         assert os.sched_getaffinity(worker.popen.pid) == {core}
-    used = [_cpu_seconds(worker.popen.pid) for worker in workers]
     for worker in workers:
         worker.popen.send_signal(signal.SIGINT)
         worker.popen.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    for worker, before in zip(workers, used, strict=True):
+    for worker in workers:
+        _wait_at_rest(worker.popen.pid)
         assert worker.popen.poll() is None
-        assert _cpu_seconds(worker.popen.pid) - before < 0.05
         worker.lifeline.shutdown(socket.SHUT_RDWR)
     assert [worker.popen.wait(PATIENCE_S) for worker in workers] == [0, 0]
 
@@ -155,6 +152,7 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import send, start_process
 from dualpace.runtime.shared_memory import SharedRegion
 from dualpace.runtime.wiring import assist_layout, channel_size, kv_layout
+from tests.servers import PATIENCE_S
 
 plan = Plan.from_json(sys.argv[1])
 channel = Channel.create("channel", channel_size(plan, "cpu"))
@@ -170,8 +168,18 @@ while not any(isinstance(message, Ready) for message in channel.up.take()):
 keeper = os.fork()
 if keeper:
     print(process.pid, keeper, flush=True)
-time.sleep(100)
+time.sleep(600)
 """
+
+
+def _wait_at_rest(pid):
+    """Counted in processor time, so a busy machine does not matter."""
+    deadline, used = time.monotonic() + PATIENCE_S, 1.0
+    while used > 0.02:
+        assert time.monotonic() < deadline, f"it uses {used:.2f} s of half a second"
+        before = _cpu_seconds(pid)
+        time.sleep(0.5)
+        used = _cpu_seconds(pid) - before
 
 
 def _cpu_seconds(pid):
