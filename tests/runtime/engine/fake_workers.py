@@ -20,6 +20,7 @@ from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.submissions import Submission, encode
 from dualpace.runtime.types import RowKind
 from dualpace.runtime.wire import Message
+from dualpace.runtime.worker.rows import edits_of
 from dualpace.settings.resolve import resolve
 from tests.servers import PATIENCE_S
 from tests.tiny_settings import settings
@@ -38,6 +39,26 @@ def token(request_id: int, position: int) -> int:
 
 def answer(request_id: int, prompt_len: int, max_tokens: int) -> list[int]:
     return [token(request_id, prompt_len + i) for i in range(max_tokens)]
+
+
+def masks_of(batch: Batch) -> list[list[int] | None]:
+    """The tokens that each row may draw; None: all."""
+    rows = np.arange(len(batch.request_ids))
+    edits = edits_of(batch, rows)
+    masks: list[list[int] | None] = [None] * len(rows)
+    if edits is not None and len(edits.masks):
+        masked = edits.rows[edits.masked != 0]
+        bits = np.unpackbits(edits.masks.view(np.uint8), bitorder="little").reshape(len(masked), -1)
+        for row, mask in zip(masked.tolist(), bits, strict=True):
+            masks[row] = np.flatnonzero(mask).tolist()
+    return masks
+
+
+def drawn_by(mask: Sequence[int] | None, wanted: int) -> int:
+    """The first token from `wanted` on, and round again, that the mask lets through."""
+    if mask is None:
+        return wanted
+    return next((t for t in mask if t >= wanted), mask[0])
 
 
 class FakeHandle:
@@ -151,8 +172,9 @@ class FakeHandle:
         self._result(messages.StepDropped(batch.step))
 
     def _say(self, batch: Batch, positions: Any) -> None:
-        rows = zip(batch.request_ids.tolist(), positions.tolist(), strict=True)
-        tokens = np.array([token(*row) if row[1] >= 0 else -1 for row in rows], np.int32)
+        rows = zip(batch.request_ids.tolist(), positions.tolist(), masks_of(batch), strict=True)
+        drawn = [drawn_by(mask, token(i, at)) if at >= 0 else -1 for i, at, mask in rows]
+        tokens = np.array(drawn, np.int32)
         if self.rank == 0:  # it speaks for all
             self._result(messages.StepDone(batch.step, 0.0, 0.0, tokens, 0))
 
@@ -177,7 +199,8 @@ class FakeHandle:
 class Engine(LLMEngine):
     """With what it says to its owner, by request."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, **more: Any) -> None:
+        self.refused: dict[int, tuple[str, str]] = {}
         self.handles: list[FakeHandle] = []
         self.answers: dict[int, list[int]] = {}
         self.given_up: list[int] = []
@@ -186,7 +209,7 @@ class Engine(LLMEngine):
         real, group.WorkerHandle = group.WorkerHandle, FakeHandle  # type: ignore[misc, assignment]
         FakeHandle.made = self.handles
         try:
-            super().__init__(plan, self._hear)
+            super().__init__(plan, self._hear, **more)
         finally:
             group.WorkerHandle = real  # type: ignore[misc]
 
@@ -203,13 +226,18 @@ class Engine(LLMEngine):
             case messages.GivenUp():
                 self.given_up.append(message.request_id)
                 self.left.discard(message.request_id)
+            case messages.Refused():
+                self.refused[message.request_id] = message.text, message.param
+                self.left.discard(message.request_id)
 
     def handle(self, role: str, rank: int = 0) -> FakeHandle:
         (found,) = [h for h in self.handles if (h.role, h.rank) == (role, rank)]
         return found
 
-    def ask(self, ids: Sequence[int], prompt_len: int = 20, max_tokens: int = 12) -> None:
-        params = SamplingParams(max_tokens=max_tokens, seed=0, ignore_eos=True)
+    def ask(
+        self, ids: Sequence[int], prompt_len: int = 20, max_tokens: int = 12, **asked: Any
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, seed=0, ignore_eos=True, **asked)
         self.left |= set(ids)
         self.answers |= {i: [] for i in ids}
         self.on_message(encode([Submission(i, 0.0, [1] * prompt_len, params) for i in ids]))
@@ -251,12 +279,13 @@ def play(
     *overrides: str,
     fault: Fault = lambda handle, batch: None,
     faulty_starts: Collection[tuple[str, int]] = (),
+    **more: Any,
 ) -> Engine:
-    """Runs an engine with that plan, and `story` beside it until either ends."""
+    """Runs an engine with that plan and `more`, and `story` beside it until either ends."""
     plan = resolve(settings("kv.gpu_blocks=12", "kv.host_blocks=64", "gpu.device=cpu", *overrides))
 
     async def run() -> Engine:
-        engine = Engine(plan)
+        engine = Engine(plan, **more)
         FakeHandle.fault, FakeHandle.faulty_starts = staticmethod(fault), faulty_starts
         serving = asyncio.create_task(engine.run())
         telling = asyncio.create_task(story(engine))  # type: ignore[arg-type]

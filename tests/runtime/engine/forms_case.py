@@ -1,0 +1,77 @@
+"""Forms for tests: a token leaves a certain rest by 7, and an answer ends after so many."""
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from dualpace.runtime.engine.forms import FormRefused
+from dualpace.runtime.engine.guides import Guide
+from dualpace.runtime.logit_rules import words_of_mask
+from tests.runtime.engine.fake_workers import drawn_by, token
+
+VOCAB = 512
+
+
+def allowed(shift: int, place: int) -> list[int]:
+    """Tokens at that place of the answer."""
+    return list(range((shift + place) % 7, VOCAB, 7))
+
+
+def expected(request_id: int, prompt_len: int, shift: int, length: int) -> list[int]:
+    """What the played workers answer under that form."""
+    wanted = [token(request_id, prompt_len + place) for place in range(length)]
+    return [drawn_by(allowed(shift, place), one) for place, one in enumerate(wanted)]
+
+
+class Sevens:
+    """A matcher. With `dead_end` nothing may follow at last, and that is no end."""
+
+    def __init__(self, shift: int, length: int, dead_end: bool) -> None:
+        self.shift, self.length, self.dead_end = shift, length, dead_end
+        self.num_tokens = 0
+
+    def accept_token(self, token_id: int) -> bool:
+        accepts = token_id in allowed(self.shift, self.num_tokens)
+        self.num_tokens += accepts
+        return accepts
+
+    def fill_next_token_bitmask(self, bitmask: Any) -> bool:
+        bits = np.zeros(VOCAB, np.uint8)
+        if self.num_tokens < self.length:
+            bits[allowed(self.shift, self.num_tokens)] = 1
+        bitmask[0] = np.packbits(bits, bitorder="little").view(np.int32)
+        return True
+
+    def is_completed(self) -> bool:
+        return self.num_tokens == self.length and not self.dead_end
+
+
+class SevensForm:
+    def __init__(self, text: str, nbytes: int) -> None:
+        self.text, self.nbytes = text, nbytes
+
+    def guide(self) -> Guide:
+        shift, length, *how = self.text.split()
+        return Guide(Sevens(int(shift), int(length), "dead-end" in how), words_of_mask(VOCAB))
+
+
+class SevensCompiler:
+    """Of texts such as "3 40": a shift and a length, and perhaps "dead-end". "bad" is refused,
+    "broken" meets an exception, "slow 3 40" waits until it may go on."""
+
+    def __init__(self, nbytes: int = 100) -> None:
+        self.nbytes = nbytes
+        self.compiled: list[str] = []
+        self.may_go_on = threading.Event()
+
+    def compile(self, kind: str, text: str) -> SevensForm:
+        assert kind == "regex"
+        self.compiled.append(text)
+        if text == "bad":
+            raise FormRefused("it is bad")
+        if text == "broken":
+            raise KeyError(text)
+        if text.startswith("slow "):
+            assert self.may_go_on.wait(60)
+        return SevensForm(text.removeprefix("slow "), self.nbytes)
