@@ -14,14 +14,6 @@ from dualpace.cpu import append_kernel as kernel
 from dualpace.cpu.openmp import parallel
 
 
-def slots_of(block_tables: Tensor, positions: Tensor) -> Tensor:
-    """int64 [B]: the slot (`block * 16 + offset`) of token `positions[i]` of row i, by
-    block_tables [B, max_blocks].
-    """
-    blocks = block_tables.gather(1, (positions // BLOCK_TOKENS).long().unsqueeze(1)).squeeze(1)
-    return blocks.long() * BLOCK_TOKENS + positions % BLOCK_TOKENS
-
-
 def kv_append(k: Tensor, v: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
     """Write row i of k and v at `slots[i]` of one layer's cache.
 

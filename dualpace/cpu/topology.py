@@ -24,16 +24,6 @@ class CoreMap:
     gpu_workers: tuple[tuple[int, ...], ...]  # one a rank
     cpu_workers: tuple[tuple[int, ...], ...]  # one a rank, each within one NUMA node where known
 
-    @property
-    def gpu_worker(self) -> tuple[int, ...]:
-        """Cores of the first GPU rank."""
-        return self.gpu_workers[0]
-
-    @property
-    def cpu_worker(self) -> tuple[int, ...]:
-        """Cores of the first CPU rank."""
-        return self.cpu_workers[0]
-
     def __str__(self) -> str:
         named = {"server": self.server, "engine": self.engine}
         for worker, ranks in (("GPU worker", self.gpu_workers), ("CPU worker", self.cpu_workers)):

@@ -44,7 +44,6 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
         tied="output.weight" not in file.tensors,
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
-        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=tuple(
             dict.fromkeys(
                 meta[f"tokenizer.ggml.{key}"] for key in _END_IDS if f"tokenizer.ggml.{key}" in meta

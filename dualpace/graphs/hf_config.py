@@ -58,7 +58,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
-        bos_token_id=next(iter(_ids(config.get("bos_token_id"))), None),
         eos_token_ids=tuple(dict.fromkeys(_ids(config.get("eos_token_id")))),
     )
 

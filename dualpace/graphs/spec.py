@@ -47,7 +47,6 @@ class ModelSpec:
     tied: bool = False  # the LM head is the embedding table
     qkv_bias: bool = False
     qk_norm: bool = False  # RMSNorm of every query and key head before RoPE
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property

@@ -41,7 +41,6 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = tuple(
             dict.fromkeys(i for i in [*eos_ids, *eos] if i is not None)
         )
-        self.bos_id = self.token_id(special.names.get("bos_token", ""))
         self.special_ids = special.ids
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 

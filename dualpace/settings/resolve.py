@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from dualpace.block import BLOCK_TOKENS
-from dualpace.cpu.config import CpuConfig
 from dualpace.cpu.topology import CoreMap, core_map
 from dualpace.errors import ConfigError
 from dualpace.graphs.shard import Shard
@@ -54,13 +53,12 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     _check_ranks(config, device, spec, hardware)
     node_of = dict(zip(hardware.cores, hardware.numa_nodes, strict=True))
     cores = core_map(hardware.cores, device, node_of, config.cpu.tp, config.gpu.tp)
+    gpu_threads = _threads("gpu.threads", config.gpu.threads, cores.gpu_workers)
+    cpu_threads = _threads("cpu.threads", config.cpu.threads, cores.cpu_workers)
     here = fingerprint(
         device=device,
         dtype=dtype,
-        threads=(
-            _threads("gpu.threads", config.gpu.threads, cores.gpu_workers),
-            _threads("cpu.threads", config.cpu.threads, cores.cpu_workers),
-        ),
+        threads=(gpu_threads, cpu_threads),
         tp=(config.gpu.tp, config.cpu.tp),
         spec=spec,
         hardware=hardware,
@@ -92,8 +90,23 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             eos_token_ids=spec.eos_token_ids,
         ),
         compile=compile_plan(config, device, dtype, hard_limit, cpu_rows, len(hardware.cores)),
-        gpu=_gpu(config.gpu, device, token_limit, hard_limit, cores),
-        cpu=_cpu(config.cpu, cpu_rows, cores),
+        gpu=GpuPlan(
+            device=device,
+            threads=gpu_threads,
+            rank_cores=cores.gpu_workers,
+            token_limit=token_limit,
+            max_batched_tokens=hard_limit,
+            max_batch_size=config.gpu.max_batch_size,
+            tp=config.gpu.tp,
+        ),
+        cpu=CpuPlan(
+            threads=cpu_threads,
+            rank_cores=cores.cpu_workers,
+            max_batch_size=cpu_rows,
+            max_waiting=config.cpu.max_waiting or cpu_rows,
+            tp=config.cpu.tp,
+            all_reduce=_all_reduce(config.cpu.all_reduce),
+        ),
         kv=KvPlan(
             gpu_blocks=gpu_blocks,
             host_blocks=host_blocks,
@@ -196,31 +209,6 @@ def _max_context(
             f"lower it, or raise kv.gpu_blocks."
         )
     return wanted
-
-
-def _gpu(
-    config: GpuConfig, device: str, token_limit: int, hard_limit: int, cores: CoreMap
-) -> GpuPlan:
-    return GpuPlan(
-        device=device,
-        threads=_threads("gpu.threads", config.threads, cores.gpu_workers),
-        rank_cores=cores.gpu_workers,
-        token_limit=token_limit,
-        max_batched_tokens=hard_limit,
-        max_batch_size=config.max_batch_size,
-        tp=config.tp,
-    )
-
-
-def _cpu(config: CpuConfig, max_rows: int, cores: CoreMap) -> CpuPlan:
-    return CpuPlan(
-        threads=_threads("cpu.threads", config.threads, cores.cpu_workers),
-        rank_cores=cores.cpu_workers,
-        max_batch_size=max_rows,
-        max_waiting=config.max_waiting or max_rows,
-        tp=config.tp,
-        all_reduce=_all_reduce(config.all_reduce),
-    )
 
 
 def _threads(key: str, wanted: int | None, ranks: Sequence[tuple[int, ...]]) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dualpace.cpu.append import kv_append, slots_of
+from dualpace.cpu.append import kv_append
 from dualpace.cpu.attention import (
     PagedDecoder,
     num_compiles,
@@ -188,7 +188,8 @@ def test_append_then_attend() -> None:
     q, cache, tables, lens = make_batch([5, 16, 33], 9, 3, 64, BF16)
     k, v = torch.randn(2, 3, 3, 64).to(BF16)
     before = cache.clone()
-    slots = slots_of(tables, lens - 1)
+    last = lens.long() - 1
+    slots = tables.long().gather(1, (last // 16).unsqueeze(1)).squeeze(1) * 16 + last % 16
     kv_append(k, v, cache, slots)
     for row, slot in enumerate(slots.tolist()):
         assert torch.equal(cache[slot // 16, 0, :, slot % 16], k[row])

@@ -120,23 +120,24 @@ def test_cpu_lists_round_trip(text: str) -> None:
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 16, 64])
 def test_workers_own_their_cores(n: int, device: str) -> None:
     cores = core_map(range(n), device)
-    assert cores.gpu_worker and cores.cpu_worker and cores.engine and cores.server
-    assert not set(cores.gpu_worker) & set(cores.cpu_worker)
+    [gpu], [cpu] = cores.gpu_workers, cores.cpu_workers
+    assert gpu and cpu and cores.engine and cores.server
+    assert not set(gpu) & set(cpu)
     if n < 4:
-        assert len(cores.gpu_worker) == len(cores.cpu_worker) == 1
+        assert len(gpu) == len(cpu) == 1
     if n >= 4:
-        assert not {*cores.engine, *cores.server} & {*cores.gpu_worker, *cores.cpu_worker}
+        assert not {*cores.engine, *cores.server} & {*gpu, *cpu}
     if n >= 8:
         assert len(cores.engine) == len(cores.server) == 1
         assert cores.engine != cores.server
-        owned = len(cores.gpu_worker) + len(cores.cpu_worker) + 2
-        assert owned == n
-        assert device == "cpu" or len(cores.gpu_worker) == 1
+        assert len(gpu) + len(cpu) + 2 == n
+        assert device == "cpu" or len(gpu) == 1
 
 
 def test_one_core_is_shared_by_all() -> None:
     cores = core_map([5])
-    assert cores.server == cores.engine == cores.gpu_worker == cores.cpu_worker == (5,)
+    assert cores.server == cores.engine == (5,)
+    assert cores.gpu_workers == cores.cpu_workers == ((5,),)
 
 
 def test_ranks_stay_within_numa_nodes() -> None:
@@ -145,8 +146,8 @@ def test_ranks_stay_within_numa_nodes() -> None:
     assert [{node_of[c] for c in rank} for rank in cores.cpu_workers] == [{0}, {1}]
     assert [len(rank) for rank in cores.cpu_workers] == [15, 14]
     one = core_map(range(32), "cuda", node_of)
-    assert {node_of[c] for c in one.cpu_worker} == {0}
-    assert {node_of[c] for c in (*one.server, *one.engine, *one.gpu_worker)} == {1}
+    assert {node_of[c] for c in one.cpu_workers[0]} == {0}
+    assert {node_of[c] for c in (*one.server, *one.engine, *one.gpu_workers[0])} == {1}
 
 
 def test_ranks_have_cores_of_their_own_as_far_as_they_go() -> None:

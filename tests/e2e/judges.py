@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from dualpace import Output, SamplingParams
-from dualpace.graphs.uniform import uniform
 from tests.e2e.logprobs import check_output
+from tests.graphs.uniform import uniform
 from tests.runtime.worker.reference import Reference, draw, edit
 from tests.runtime.worker.rig import Talk
 

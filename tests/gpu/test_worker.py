@@ -15,8 +15,8 @@ from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.types import RowKind, TransferKind
 from dualpace.runtime.worker.copies import CopyEngine
-from dualpace.runtime.worker.cuda.transfers import checksums
 from dualpace.settings.resolve import resolve
+from tests.runtime.worker.checksums import checksums
 from tests.runtime.worker.edits_case import run_edits
 from tests.runtime.worker.lockstep_case import run_lockstep
 from tests.runtime.worker.reference import Reference

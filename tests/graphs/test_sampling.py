@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dualpace.graphs.sampling import SamplingRows, sample, smallest_kept
-from dualpace.graphs.uniform import uniform, uniforms
+from dualpace.graphs.uniform import uniforms
+from tests.graphs.uniform import uniform
 
 
 def rows_of(

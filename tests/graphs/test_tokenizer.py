@@ -126,7 +126,6 @@ def test_sentencepiece_folder(tmp_path: Path) -> None:
     streamed = "".join(stream.push([i]) for i in answer)
     assert tokenizer.decode(prompt) + streamed == "the cat the hat"  # a space, not a mark
     assert tokenizer.eos_ids == (1, 2)  # the model's, then the tokenizer's
-    assert tokenizer.bos_id == 1
 
 
 def test_byte_level_folder_equals_the_reference(tmp_path: Path) -> None:

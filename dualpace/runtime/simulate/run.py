@@ -26,10 +26,10 @@ from dualpace.runtime.simulate.predictor import LayerPredictor
 from dualpace.runtime.simulate.simulator import Simulation, Timeline
 from dualpace.runtime.simulate.times import step_times
 from dualpace.runtime.simulate.work import GpuWorkModel
+from dualpace.settings.hardware import GIB
 from dualpace.settings.paths import log_file
 from dualpace.settings.schema import SimulateConfig
 
-GIB = 1 << 30
 TIMELINE_POINTS = 2000
 NEO_LAUNCH_MS = 0.8  # in each of its predicted CPU attentions
 

@@ -4,10 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.routing import Route
 from dualpace.runtime.simulate.config import ProfileConfig, TableConfig
 from dualpace.runtime.simulate.cost import CostModel, table
-from dualpace.runtime.simulate.routes import route_scores
 from dualpace.runtime.simulate.times import step_times
 
 PROFILES = sorted((Path(__file__).parents[3] / "conf/simulated").glob("*.yaml"))
@@ -59,15 +57,6 @@ def test_a_prompt_in_chunks_attends_to_as_much_as_in_one_piece(cost: CostModel) 
     whole = cost.gpu_prefill_attention(4096, 4096)
     chunks = sum(cost.gpu_prefill_attention(512, end) for end in range(512, 4097, 512))
     assert chunks == pytest.approx(whole, rel=1e-9)
-
-
-def test_full_cpu_never_disturbs_and_fused_assist_wins_at_large_batches(cost: CostModel) -> None:
-    sizes = [1, 256]
-    scores = route_scores(cost, sizes)
-    ignoring_gpu = route_scores(cost, sizes, gpu_weight=0.0)
-    assert scores[Route.FULL_CPU] == ignoring_gpu[Route.FULL_CPU]
-    assert scores[Route.FUSED_ASSIST][1] > ignoring_gpu[Route.FUSED_ASSIST][1]
-    assert scores[Route.FUSED_ASSIST][1] < scores[Route.FULL_CPU][1]
 
 
 def test_the_h200_profile_meets_its_measured_decode_steps() -> None:

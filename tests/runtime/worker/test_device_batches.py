@@ -14,8 +14,8 @@ from dualpace.runtime.worker.cuda.batches import (
     same_kind,
     sources,
 )
-from dualpace.runtime.worker.cuda.transfers import checksums
 from dualpace.runtime.worker.rows import DecodeArrays, PromptRow
+from tests.runtime.worker.checksums import checksums
 
 
 def prompt(num_blocks: int, start: int = 0) -> PromptRow:

@@ -45,8 +45,6 @@ from dualpace.runtime.worker.ranks import (
     order_of,
 )
 
-GIB = 1 << 30
-
 
 def build_device(
     plan: Plan, link: Link, progress: Progress, assists_reachable: bool

@@ -10,7 +10,6 @@ swaps before a round touches HBM, the copies of two layers ago before their K an
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,10 +147,3 @@ class WriteOut:
 
 def host_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def checksums(blocks: Tensor) -> list[int]:
-    """A number a block that changes with any of its bits (for tests): [B, ...] of either pool."""
-    words = blocks.contiguous().view(torch.uint8).cpu().numpy().reshape(len(blocks), -1)
-    places = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return [int((row.astype(np.uint64) * places).sum(dtype=np.uint64)) for row in words]
