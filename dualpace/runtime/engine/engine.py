@@ -224,25 +224,30 @@ class LLMEngine:
     def _on_worker_loss(self, role: str, is_at_fault: bool) -> bool:
         """Whatever the worker owed is void; what it owned is rebuilt (design.md, Processes).
 
-        Returns whether what it was lost with is settled, if the worker itself is at fault.
+        Returns whether requests may be the cause, which will not run together again at once.
         """
-        owed = self._gpu_steps if role == "gpu" else [s for s in (self._cpu_step,) if s is not None]
-        shared = [] if role == "gpu" else [step for step in self._gpu_steps if step.has_host_rows]
-        log.error("lost with the %s worker: %s", role, lost_rounds([*owed, *shared]))
-        self._stats.rounds_lost[role] += len(owed)
-        is_settled = is_at_fault and self._settle(role)
+        steps = list(self._gpu_steps)
+        if role == "cpu":  # rounds in lockstep are both workers'
+            steps = [step for step in steps if step.has_host_rows]
+        own = [self._cpu_step] if role == "cpu" and self._cpu_step is not None else []
+        void: list[GpuStep | CpuStep] = [*steps, *own]
+        log.error("lost with the %s worker: %s", role, lost_rounds(void))
+        has_suspects = any(step.all_rows for step in void)
+        if is_at_fault:
+            has_suspects |= self._suspect(role)
         if role == "gpu":
-            steps, self._gpu_steps = self._gpu_steps, deque()
+            self._gpu_steps.clear()
             lost = self._state.lose_gpu()
             for step in steps:
                 if (applied := remains(step, lost)) is not None:
                     self._log_void(Owner.GPU, applied)
-        elif shared:
+        elif steps:
             self._workers.gpu.end("gpu worker ended: it would wait for the cpu worker")
-        elif self._cpu_step is not None:
+        elif own:
             self._void_cpu_step()
+        self._stats.rounds_lost[role] += len(void)
         self._changed()
-        return is_settled
+        return is_at_fault and has_suspects
 
     def _void_cpu_step(self) -> None:
         """It is decided again: meanwhile some of its requests may have been cancelled."""
@@ -252,9 +257,9 @@ class LLMEngine:
         if step.preempted:
             self._log_void(Owner.CPU, Applied(step, [], [], [], []))
 
-    def _settle(self, role: str) -> bool:
-        """Who was in the lost rounds is suspected or given up, and who was assisted is not any
-        more. Returns whether the cause is gone with that."""
+    def _suspect(self, role: str) -> bool:
+        """Who was in the lost rounds runs alone next, or is given up, and who was assisted is not
+        any more. Returns whether somebody was."""
         assisting = self._cpu_step if role == "gpu" and self._workers.assist_is_running else None
         owner = Owner.GPU if role == "gpu" else Owner.CPU
         culprit = self._state.accuse(owner, was_assisting=assisting is not None)
@@ -262,7 +267,7 @@ class LLMEngine:
             self._give_up(culprit.id, role)
         if assisting is not None:
             self._assisting.no_more(row.request.id for row in assisting.rows)
-        return culprit is not None or assisting is not None
+        return assisting is not None
 
     def _give_up(self, request_id: int, role: str) -> None:
         log.error("request %d is given up: the %s worker was lost with it alone", request_id, role)

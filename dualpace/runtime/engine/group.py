@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # Without a result between them; more means that a restart does not help.
 MAX_DEATHS_IN_A_ROW = 3
-MAX_SETTLED_IN_A_ROW = 8
+MAX_SUSPECTED_IN_A_ROW = 8  # with requests that may be the cause
 # Of a process that somebody else has ended: an operator, the kernel for want of memory, a peer.
 _ENDED_BY_OTHERS = (-signal.SIGKILL, PEER_LOST)
 
@@ -52,7 +52,7 @@ class WorkerGroup:
         self.restarts = 0
         self._loss_s = 0.0  # the last one's
         self._deaths_in_a_row = 0
-        self._settled_in_a_row = 0
+        self._suspected_in_a_row = 0
         self._was_ready = False  # once
         self._cannot_start = False  # it said so; a restart would not help
         self._is_ending = False  # a rank is lost, the others are about to be
@@ -90,14 +90,13 @@ class WorkerGroup:
         for rank in self.ranks:
             rank.start()
 
-    def restart(self, is_settled: bool) -> None:
-        """After `on_loss`, unless that would help nobody: then it says so. `is_settled`: what it
-        was lost with will not come again."""
+    def restart(self, is_suspected: bool) -> None:
+        """After `on_loss`, unless that would help nobody: then it says so. `is_suspected`: requests
+        may be the cause, which will not come together again."""
         if any(rank.has_worked for rank in self.ranks):
-            self._deaths_in_a_row = self._settled_in_a_row = 0
-        if is_settled:
-            self._deaths_in_a_row = 0
-            self._settled_in_a_row += 1
+            self._deaths_in_a_row = self._suspected_in_a_row = 0
+        if is_suspected:
+            self._suspected_in_a_row += 1
         elif not self._is_wanted:
             self._deaths_in_a_row += 1
         if hopeless := self._hopeless():
@@ -109,14 +108,14 @@ class WorkerGroup:
 
     def _hopeless(self) -> str:
         """Why another start would not help, if so."""
-        why = ""
         if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
-            why = f"died {self._deaths_in_a_row} times in a row"
-        elif self._settled_in_a_row >= MAX_SETTLED_IN_A_ROW:
-            why = f"died with {self._settled_in_a_row} requests in a row, each by itself"
-        if not why:
+            times = f"{self._deaths_in_a_row} times in a row"
+        elif self._suspected_in_a_row >= MAX_SUSPECTED_IN_A_ROW:
+            times = f"{self._suspected_in_a_row} times in a row with requests, whichever they were"
+        else:
             return ""
-        return f"the {self.role} worker {why}; last: {self._last_words}. Its messages above say why"
+        words = f"last: {self._last_words}. Its messages above say why"
+        return f"the {self.role} worker died {times}; {words}"
 
     @property
     def pid(self) -> int:

@@ -36,8 +36,8 @@ class WorkerPair:
         on_message: Callable[[str, Message], None],
         on_loss: Callable[[str, bool], bool],
     ) -> None:
-        """`on_loss` also gets whether the worker itself is at fault, and returns whether what it
-        was lost with is settled: will not come again."""
+        """`on_loss` also gets whether the worker itself is at fault, and returns whether requests
+        may be the cause."""
         self._on_loss = on_loss
         self._host_pool = SharedRegion.promise(_HOST_POOL, host_pool_bytes(plan))
         self._stretches = host_pool_stretches(plan)
@@ -126,11 +126,11 @@ class WorkerPair:
     def _lost(self, role: str, is_at_fault: bool) -> None:
         """Voids the assist in flight, wakes the survivors, and starts a successor."""
         lost, survivor = (self.gpu, self.cpu) if role == "gpu" else (self.cpu, self.gpu)
-        is_settled = self._on_loss(role, is_at_fault)
+        is_suspected = self._on_loss(role, is_at_fault)
         self._assist.raise_epoch()
         for bell in survivor.doorbells:
             ring(bell)
-        lost.restart(is_settled)
+        lost.restart(is_suspected)
 
 
 class RanksMemory:
