@@ -183,8 +183,8 @@ class FakeEngine:
         }
 
 
-async def until_there(file: str) -> None:
-    while not os.path.exists(file):
+async def until_there(file: str, ended: asyncio.Event) -> None:
+    while not os.path.exists(file) and not ended.is_set():
         await asyncio.sleep(0.01)
 
 
@@ -194,7 +194,7 @@ async def serve(plan: Plan, sock: socket.socket) -> int:
     script = plan.model.source.partition(":")[2]
     engine.link.send(messages.Phase("loading nothing"))
     if script.startswith("/"):
-        await until_there(script)
+        await until_there(script, engine.ended)
     if script == "crash":
         os._exit(5)
     if script == "user-error":

@@ -76,16 +76,6 @@ def test_it_answers_while_it_starts(start_server, tmp_path):
     assert "curl" in out and "/v1/chat/completions" in out
 
 
-def test_the_printed_example_answers(start_server):
-    server = start_server()
-    printed = ""
-    while "-d '" not in printed:
-        printed += server.process.stdout.readline()
-    command = printed[printed.index("curl") :]
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert '"content": "Hello!"' in done.stdout
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_drains(start_server, number, tmp_path):
     server = start_server(drain_timeout_s=PATIENCE_S)
@@ -166,11 +156,7 @@ def test_an_engine_that_cannot_start(start_server):
     assert status == 1 and "status 5" in err.splitlines()[-1]
 
 
-def test_a_port_in_use_is_one_sentence(start_server):
-    from plans import small_plan
-
-    server = start_server()
-    server.wait_for("/health")
+def test_a_port_in_use_is_one_sentence(server):
     second = subprocess.run(
         [*server.process.args[:2], small_plan(port=server.port).to_json()],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
@@ -183,17 +169,24 @@ def test_a_port_in_use_is_one_sentence(start_server):
 
 
 @pytest.mark.parametrize(
-    ("source", "route"), [("fake", "chat/completions"), ("fake:no-template", "completions")]
+    ("source", "route", "answer"),
+    [
+        ("fake", "chat/completions", '"content": "Hello!"'),
+        ("fake:no-template", "completions", '"text": "'),
+    ],
 )
-def test_the_example_that_it_prints_is_answered(start_server, source, route):
+def test_the_example_that_it_prints_is_answered(start_server, source, route, answer):
     server = start_server(source)
-    server.wait_for("/ready")
-    server.process.send_signal(signal.SIGINT)
-    _, out, _ = server.end()
-    line, body = out.splitlines()[-2:]
+    printed = ""
+    while "-d '" not in printed:
+        printed += server.process.stdout.readline()
+    line, body = printed.splitlines()[-2:]
     assert line.split()[:2] == ["curl", f"{server.url}/v1/{route}"]
     asked = json.loads(body.strip().removeprefix("-d '").removesuffix("'"))
     assert asked["model"] == "tiny" and ("messages" in asked) == (route != "completions")
+    command = printed[printed.index("curl") :]
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert answer in done.stdout
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no host"])
@@ -213,11 +206,9 @@ def test_a_killed_server_leaves_no_orphan(start_server):
     assert_no_process_is_left(processes)
 
 
-def test_an_idle_server_sleeps(start_server):
+def test_an_idle_server_sleeps(server):
     """Counted in processor time, so a busy machine does not matter; how long it takes to come to
     rest does not either."""
-    server = start_server()
-    server.wait_for("/ready")
     process = psutil.Process(server.process.pid)
     deadline, used = time.monotonic() + PATIENCE_S, 1.0
     while used > 0.02:
