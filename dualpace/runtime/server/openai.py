@@ -52,6 +52,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "priority": [0],
     "prompt_logprobs": [],
     "reasoning_effort": [],
+    "return_token_ids": [False],
     "service_tier": ["auto", "default"],
     "spaces_between_special_tokens": [True],
     "store": [False],

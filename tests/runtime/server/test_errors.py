@@ -17,6 +17,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
     ("param", "value"),
     [
         ("prompt_logprobs", 1),
+        ("return_token_ids", True),
         ("suffix", "end"),
         ("best_of", 2),
     ],
