@@ -16,7 +16,8 @@ PERSON = {
     "description": "as a validation library writes it",
     "type": "object",
     "properties": {
-        "name": {"type": "string", "minLength": 1, "default": "x"},
+        "name": {"type": "string", "default": "x"},
+        "code": {"type": "string", "minLength": 2, "maxLength": 3},
         "age": {"type": ["integer", "null"], "minimum": 0},
         "kind": {"enum": ["a", 1, None]},
         "tag": {"const": "t", "type": "string"},
@@ -24,7 +25,7 @@ PERSON = {
         "even": {"type": "integer", "multipleOf": 2},
         "friend": {"anyOf": [{"$ref": "#/$defs/Friend"}, {"type": "null"}], "default": None},
         "pets": {"type": "array", "items": {"$ref": "#/$defs/Friend"}, "uniqueItems": False},
-        "pair": {"type": "array", "prefixItems": [{"type": "number"}, True], "items": False},
+        "pair": {"type": "array", "prefixItems": [{"type": "number"}, {}], "items": False},
     },
     "required": ["name", "age"],
     "additionalProperties": False,
