@@ -51,9 +51,7 @@ class XgrammarCompiler:
         try:
             tokenizer = load_tokenizer(resolve_source(model.source))
         except ConfigError as error:
-            raise FormRefused(
-                f"the model has no tokenizer to hold answers to forms: {error}"
-            ) from None
+            raise FormRefused(f"the model has no tokenizer that can be used: {error}") from None
         unsaid = {*tokenizer.special_ids, *model.eos_token_ids}
         # Of tokens that are no text, and of those that only the model's padding has, no bytes: they
         # never come.

@@ -165,5 +165,9 @@ def test_without_the_library_its_package_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_tokenizer_there_is_no_form(tmp_path: Path) -> None:
-    with pytest.raises(FormRefused, match="the model has no tokenizer that can be used"):
+    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
+    sizes |= dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "vocab_size"), 16)
+    config = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    with pytest.raises(FormRefused, match=r"no tokenizer that can be used: .*tokenizer\.json"):
         XgrammarCompiler(model(source=str(tmp_path)))
