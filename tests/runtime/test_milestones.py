@@ -18,7 +18,7 @@ class Engine:
 
     def submit(self, request_id: int, prompt_len: int, max_tokens: int) -> Conversation:
         asked = Submitted(
-            request_id, 0.0, [1] * prompt_len, max_tokens, False, 0.0, 0, 1.0, 0, LogitRules()
+            request_id, 0.0, [1] * prompt_len, max_tokens, False, 0.0, 0, 1.0, 0, LogitRules(), 0
         )
         made = open_conversation(asked, frozenset(), 0.0)
         self.conversations[request_id] = made
