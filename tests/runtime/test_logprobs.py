@@ -1,6 +1,9 @@
 """Log-probabilities on their way: what a sampler has packed is what a request is told, of each of
 its tokens once."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -10,7 +13,9 @@ from dualpace.graphs.logprobs import log_probabilities
 from dualpace.runtime.alignment import Alignment
 from dualpace.runtime.logprobs import TokenLogprobs, by_place, num_words, of_rows
 from dualpace.runtime.messages import StepDone, Tokens, asks_for
+from dualpace.runtime.sampling_params import MAX_LOGPROBS
 from dualpace.runtime.wire import decode
+from dualpace.runtime.wiring import channel_size
 from dualpace.runtime.worker.drawn import NOTHING, HostDrawn, joined
 from dualpace.runtime.worker.rows import asking_of
 
@@ -128,3 +133,17 @@ def test_a_token_is_told_once_its_text_is_shown_and_not_at_all_if_that_is_cut_of
     ]
     assert got == wanted
     assert got + [each.drawn.token_id for each in alignment.take(0, is_all=True)] == tokens
+
+
+def test_a_step_of_which_every_row_asks_for_all_has_room() -> None:
+    plan: Any = SimpleNamespace(
+        model=SimpleNamespace(eos_token_ids=(2,), vocab=300),
+        kv=SimpleNamespace(gpu_pool_blocks=9, host_pool_blocks=9, gpu_blocks=8, host_blocks=8),
+        gpu=SimpleNamespace(max_batch_size=512, max_batched_tokens=8192),
+        cpu=SimpleNamespace(max_batch_size=512),
+        policy=SimpleNamespace(lockstep=True),
+    )
+    tokens = np.zeros(1024, np.int32)
+    words = np.zeros(1024 * num_words(MAX_LOGPROBS), np.int32)
+    done = StepDone(1, 0.0, 0.0, tokens, 0, tokens, words)
+    assert done.nbytes() <= channel_size(plan, "gpu").slot_bytes_up
