@@ -83,6 +83,13 @@ def test_a_chat_answer_tells_each_token_and_the_likeliest(client):
     assert streamed_chat(client, "hello", 2) == content
 
 
+def test_openais_own_reader_of_streams_puts_the_lists_together(client):
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    with client.chat.completions.stream(**asked, logprobs=True, top_logprobs=2) as stream:
+        content = stream.get_final_completion().choices[0].logprobs.content
+    assert content == chat(client, "hello", 2).choices[0].logprobs.content
+
+
 def test_without_likeliest_tokens_a_chat_answer_has_an_empty_list_of_them(client):
     content = chat(client, "ab", None).choices[0].logprobs.content
     assert [entry.top_logprobs for entry in content] == [[], [], []]
