@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -206,10 +207,15 @@ def test_every_sweep_that_is_shipped_can_be_planned(file: Path) -> None:
     assert max(point.batch for point in all_points(made.profile) if point.kind == "route") == 320
 
 
-def test_a_multirun_measures_a_point_a_job(tmp_path: Path) -> None:
+def test_a_multirun_measures_a_point_a_job(finished: tuple[Path, Sweep], tmp_path: Path) -> None:
+    """Of which one is finished already."""
+    points = tmp_path / "here_tiny"
+    points.mkdir()
+    shutil.copy(point_file(finished[1].folder, Point("decode", 1)), points)
     sizes = [f"profile.{key}={value}".replace(" ", "") for key, value in SMALL.items()]
     command = [sys.executable, str(ROOT / "scripts" / "profile_hw.py"), "-m", "model=tiny_random"]
     command += ["compile=eager", "gpu.device=cpu", f"profile.results={tmp_path}", *sizes]
+    command.append("profile.layers=null")
     done = subprocess.run(
         [*command, "profile.point=decode-1,decode-4"],
         cwd=tmp_path,
@@ -219,8 +225,7 @@ def test_a_multirun_measures_a_point_a_job(tmp_path: Path) -> None:
         timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
-    files = sorted(file.name for file in (tmp_path / "here_tiny").glob("*.json"))
+    files = sorted(file.name for file in points.glob("*.json"))
     assert files == ["decode-1.json", "decode-4.json"]
-    assert json.loads(done.stdout.splitlines()[-1])["points"] == [
-        str(tmp_path / "here_tiny" / "decode-4.json")
-    ]
+    assert json.loads(done.stdout.splitlines()[-1])["points"] == [str(points / "decode-4.json")]
+    assert not (points / "decode-1.log").exists(), "there was nothing to measure"
