@@ -110,6 +110,18 @@ def test_workers_in_lockstep_that_are_killed_now_and_then_last(role: str) -> Non
     assert engine.restarts == ([4, 0] if role == "gpu" else [4, 4])
 
 
+def test_an_accelerator_that_is_ended_for_the_host_is_not_to_blame() -> None:
+    """However often, and though it comes to no round in between."""
+
+    def fault(handle: FakeHandle, batch: Batch) -> str | None:
+        is_host = handle.role == "cpu" and np.isin(batch.kinds, (3, 4)).any()  # type: ignore[union-attr]
+        return "no such row" if is_host else None
+
+    engine = play(ask(*range(6), prompt_len=40), *NEO, fault=fault)
+    assert_answered(engine, but=engine.given_up, prompt_len=40)
+    assert len(engine.given_up) >= 3 and engine.restarts[0] == engine.restarts[1] >= 4
+
+
 def test_a_row_in_hbm_that_the_host_does_not_survive_ends_in_lockstep_too() -> None:
     """It meets it in company alone, so it is proven by nothing; but it comes to its end."""
 
