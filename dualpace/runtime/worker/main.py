@@ -5,6 +5,7 @@ or imported here may import them at the top.
 """
 
 import argparse
+import faulthandler
 import gc
 import json
 import os
@@ -52,6 +53,7 @@ def main(
     parser.add_argument("--fds", required=True)
     options = parser.parse_args(arguments)
     become_child(options.parent, ignore_signals=True)
+    faulthandler.enable()  # a kernel's fault says where, too
     lifeline = socket.socket(fileno=options.lifeline)
     try:
         hello = receive(lifeline)

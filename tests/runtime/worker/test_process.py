@@ -111,6 +111,12 @@ def test_a_user_gets_a_sentence_and_a_defect_leaves_a_trace(start, tmp_path, cap
     assert lost.popen.wait(PATIENCE_S) == 1
     assert "Traceback" not in capfd.readouterr().err
 
+    fault = start("cpu")
+    fault.expect(m.Phase)
+    fault.popen.send_signal(signal.SIGSEGV)
+    assert fault.popen.wait(PATIENCE_S) == -signal.SIGSEGV
+    assert "Segmentation fault" in capfd.readouterr().err
+
     broken = start("cpu", change=lambda p: replace(p, model=replace(p.model, num_kv_heads=3)))
     failed = broken.expect(m.Failed)
     assert failed.user_error == 0
