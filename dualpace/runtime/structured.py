@@ -42,7 +42,10 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None  # one of these texts
     grammar: str | None = None
-    disable_any_whitespace: bool = False  # JSON on one line
+    # Whether JSON is kept to one line. None: where a schema says what comes, since small models
+    # that may indent what they like indent without end; not where any object may come, since they
+    # write better ones if they may.
+    disable_any_whitespace: bool | None = None
     asked_as: str = "structured_outputs"  # what complaints call it
 
     @cached_property
@@ -71,8 +74,11 @@ class StructuredOutputsParams:
             return "grammar", _one_of(self.choice)
         if self.grammar is not None:
             return "grammar", self.grammar
-        kind = "compact" if self.disable_any_whitespace else "json"
-        return kind, _ANY_OBJECT if self.json_object else self._schema()
+        on_one_line = self.disable_any_whitespace
+        if on_one_line is None:
+            on_one_line = not self.json_object
+        text = _ANY_OBJECT if self.json_object else self._schema()
+        return "compact" if on_one_line else "json", text
 
     def _schema(self) -> str:
         schema: Any = self.json

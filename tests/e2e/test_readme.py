@@ -1,5 +1,6 @@
 """What the README's first screen shows a newcomer works as it stands, but for the port."""
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -20,6 +22,18 @@ from tests.servers import PATIENCE_S, reserve_port
 ROOT = Path(__file__).parents[2]
 MODEL = "SmolLM2-135M-Instruct"
 HBM_TOKENS = 160
+LONG = "I like to know things. " * (HBM_TOKENS // 5)  # goes to the host
+CITY = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "country": {"enum": ["France", "Spain"]},
+        "rivers": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 2},
+        "is_capital": {"type": "boolean"},
+    },
+    "required": ["name", "country", "rivers", "is_capital"],
+    "additionalProperties": False,
+}
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".venv").exists(), reason="this checkout is not set up by make"
@@ -92,6 +106,35 @@ def test_the_offline_example_answers() -> None:
     assert done.returncode == 0 and "{'gpu': 16, 'cpu': 0}" in done.stdout, done.stderr
 
 
+def test_answers_keep_to_their_form_on_both_engines(port: int) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
+
+    def ask(preface: str = "", **asked: Any) -> Any:
+        content = f"{preface}Describe Paris as JSON: name, country, rivers, is_capital."
+        messages: Any = [{"role": "user", "content": content}]
+        return client.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=300, seed=1, **asked
+        )
+
+    city = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    words = {"structured_outputs": {"choice": ["xylophone", "zither"]}}
+    with ThreadPoolExecutor(3) as pool:
+        greedy = pool.submit(ask, response_format=city, temperature=0)
+        drawn = pool.submit(ask, LONG, response_format=city, temperature=1.0)
+        word = pool.submit(ask, extra_body=words, temperature=0, logprobs=True, top_logprobs=1)
+    for answer in (greedy.result(), drawn.result()):
+        assert answer.choices[0].finish_reason == "stop"
+        value = json.loads(answer.choices[0].message.content)
+        assert list(value) == CITY["required"] and value["country"] in ("France", "Spain")
+        assert len(value["name"]) <= 20 and isinstance(value["is_capital"], bool)
+        assert len(value["rivers"]) <= 2 and all(len(river) <= 12 for river in value["rivers"])
+    assert drawn.result().model_extra["dualpace"]["tokens_by_engine"]["cpu"] > 10
+    (choice,) = word.result().choices
+    assert choice.message.content in ("xylophone", "zither") and choice.finish_reason == "stop"
+    first = choice.logprobs.content[0]  # as the model has them, whatever the form forbids
+    assert first.logprob < first.top_logprobs[0].logprob - 2
+
+
 def test_many_clients_are_answered_by_both_engines(port: int) -> None:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
 
@@ -112,6 +155,6 @@ def test_many_clients_are_answered_by_both_engines(port: int) -> None:
     assert alone["gpu"] > 40 and alone["cpu"] == 0
     topics = ["cats", "volcanoes", "Rome", "music"]
     with ThreadPoolExecutor(len(topics) + 1) as pool:
-        long = pool.submit(ask, "gold", "I like to know things. " * (HBM_TOKENS // 5))
+        long = pool.submit(ask, "gold", LONG)
         list(pool.map(ask, topics))
     assert long.result()["cpu"] > 40 and long.result()["gpu"] == 1

@@ -14,6 +14,7 @@ from dualpace.runtime.plan import ModelPlan
 if TYPE_CHECKING:
     import xgrammar
 
+_MAX_WHITESPACE = 32  # characters between two parts of JSON
 _SHARED_BYTES = 32 << 20  # of what forms have in common
 _NAMES = {"regex": "the regular expression", "grammar": "the grammar"}
 
@@ -72,8 +73,10 @@ class XgrammarCompiler:
             raise FormRefused(f"{what} cannot be compiled: {why}") from None
 
     def _compiled(self, kind: str, text: str) -> "xgrammar.CompiledGrammar":
-        if kind in ("json", "compact"):
-            return self._compiler.compile_json_schema(text, any_whitespace=kind == "json")
+        if kind == "json":
+            return self._compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
+        if kind == "compact":
+            return self._compiler.compile_json_schema(text, any_whitespace=False)
         if kind == "regex":
             return self._compiler.compile_regex(text)
         return self._compiler.compile_grammar(text)

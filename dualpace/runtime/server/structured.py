@@ -64,7 +64,7 @@ class StructuredOutputs(_Words):
             regex=self.regex,
             choice=self.choice,
             grammar=self.grammar,
-            disable_any_whitespace=bool(self.disable_any_whitespace),
+            disable_any_whitespace=self.disable_any_whitespace,
         )
 
 

@@ -21,20 +21,21 @@ def arrives(client, **body):
 
 def test_openais_words_arrive(client):
     name, text = "response_format", json.dumps(SCHEMA)
-    assert arrives(client, response_format=FORMAT) == ["json", text, name]
+    assert arrives(client, response_format=FORMAT) == ["compact", text, name]
     anything = ["json", '{"type": "object"}', name]
     assert arrives(client, response_format={"type": "json_object"}) == anything
     assert arrives(client, response_format={"type": "text"}) is None
     messages = [{"role": "user", "content": "params"}]
     chat = client.chat.completions.create(model="tiny", messages=messages, response_format=FORMAT)
-    assert json.loads(chat.choices[0].message.content)["rules"]["structure"] == ["json", text, name]
+    structure = json.loads(chat.choices[0].message.content)["rules"]["structure"]
+    assert structure == ["compact", text, name]
 
 
 @pytest.mark.parametrize(
     ("way", "value", "kind", "meant"),
     [
-        ("json", SCHEMA, "json", json.dumps(SCHEMA)),
-        ("json", json.dumps(SCHEMA), "json", json.dumps(SCHEMA)),
+        ("json", SCHEMA, "compact", json.dumps(SCHEMA)),
+        ("json", json.dumps(SCHEMA), "compact", json.dumps(SCHEMA)),
         ("regex", "a+", "regex", "a+"),
         ("choice", ["a", "b"], "grammar", 'root ::= "a" | "b"'),
         ("grammar", 'root ::= "a"', "grammar", 'root ::= "a"'),
