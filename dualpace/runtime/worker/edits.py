@@ -31,7 +31,6 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
     rows, bias_owner, bias_token, seen_owner, seen_token, only, masked = _moved(
         places, np.int64, device
     )
-    (masks,) = _moved([edits.masks], np.int32, device)
     min_p, presence, frequency, repetition, bias, seen_count = _moved(values, np.float32, device)
     return LogitEdits(
         rows=rows,
@@ -48,8 +47,14 @@ def logit_edits(edits: Edits, device: torch.device) -> LogitEdits:
         seen_count=seen_count,
         any_min_p=bool(edits.min_p.any()),
         masked=masked,
-        masks=masks.view(len(masked), -1) if len(masked) else masks,
+        masks=_masks(edits.masks, len(masked), device),
     )
+
+
+def _masks(words: np.ndarray, count: int, device: torch.device) -> torch.Tensor:
+    if not count:  # of most batches
+        return torch.empty(0, 0, dtype=torch.int32, device=device)
+    return _moved([words], np.int32, device)[0].view(count, -1)
 
 
 def _moved(
