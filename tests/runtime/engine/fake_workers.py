@@ -246,6 +246,16 @@ class Engine(LLMEngine):
         self.left.discard(request_id)
         self.on_message(messages.Cancel(np.array([request_id], np.int64)))
 
+    def close(self) -> None:
+        """Gives back what a process of its own would leave to its end."""
+        pair = self._workers
+        for region in (pair._host_pool, pair._assist_region, getattr(pair, "_lockstep", None)):
+            if region is not None:
+                region.close()
+        for handle in self.handles:
+            handle.channel.close()
+            del handle.channel  # the largest part; the rest is garbage in circles
+
     async def until(self, holds: Callable[[], bool]) -> None:
         while not holds():
             await asyncio.sleep(0)
@@ -282,7 +292,9 @@ def play(
     **more: Any,
 ) -> Engine:
     """Runs an engine with that plan and `more`, and `story` beside it until either ends."""
-    plan = resolve(settings("kv.gpu_blocks=12", "kv.host_blocks=64", "gpu.device=cpu", *overrides))
+    pools = ("kv.gpu_blocks=12", "kv.host_blocks=64")
+    rows = ("gpu.max_batch_size=32", "cpu.max_batch_size=32")  # more would make large mailboxes
+    plan = resolve(settings("gpu.device=cpu", *pools, *rows, *overrides))
 
     async def run() -> Engine:
         engine = Engine(plan, **more)
@@ -295,6 +307,7 @@ def play(
             engine.end()
         telling.cancel()
         await serving
+        engine.close()
         return engine
 
     return asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
