@@ -103,7 +103,7 @@ def _command(name: str, body: Callable[[Any], None]) -> None:
         _, unknown = get_args_parser().parse_known_args()
         if unknown:
             sys.exit(unknown_option(name, unknown[0], sys.argv[1:]))
-        check_words(sys.argv[1:])
+        check_words(sys.argv[1:], name)
         hydra.main(version_base="1.3", config_path=conf_dir(), config_name=name)(task)()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(sentence(error))

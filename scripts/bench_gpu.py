@@ -4,6 +4,8 @@ Llama-3.1-8B's shape with random weights. Correctness comes first; then decode s
 against the byte floor and vLLM's, prefill, swaps. Ends with one JSON line, also written to
 `out=FILE`. Keys: out, cache (folder of measured tables), sections (comma-separated), layers,
 attention, processes (that compile).
+
+    python scripts/bench_gpu.py sections=products,decode_steps layers=4 out=FILE
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from pathlib import Path
 
 import torch
 
+from dualpace.graphs.gpu import attention
 from dualpace.graphs.gpu.bench import checks, copies, decode, prefill
 from dualpace.graphs.gpu.bench.setting import CUDA, Bench
-from dualpace.options import key_values
+from dualpace.options import key_values, sentences, several, whole
 
 SECTIONS = {
     function.__name__: function
@@ -34,24 +37,26 @@ SECTIONS = {
         decode.inductor,
     )
 }
+KEYS = ("out", "cache", "sections", "layers", "attention", "processes")
 
 
 @torch.inference_mode()
 def main() -> None:
-    options = key_values(sys.argv[1:], __doc__)
+    options = key_values(sys.argv[1:], __doc__, KEYS)
+    with sentences():
+        names = several(options, "sections", SECTIONS)
+        for key in ("layers", "processes"):
+            whole(options, key, 1)
+        attention.choose(torch.bfloat16, options.get("attention", "auto"))
     if not torch.cuda.is_available():
         sys.exit("bench_gpu.py needs a GPU that torch can use, and none is here.")
-    if unknown := set(options.get("sections", "").split(",")) - {"", *SECTIONS}:
-        sys.exit(
-            f"sections={','.join(sorted(unknown))} is unknown: choose of {', '.join(SECTIONS)}."
-        )
     began = time.perf_counter()
     bench = Bench(options)
     bench.note("device", torch.cuda.get_device_name(CUDA))
     bench.note("attention", f"{bench.choice.name}: {bench.choice.reason}")
     bench.note("setup_s", round(time.perf_counter() - began, 1))
     failed = []
-    for name in options.get("sections", ",".join(SECTIONS)).split(","):
+    for name in names:
         began = time.perf_counter()
         try:
             SECTIONS[name](bench)

@@ -36,7 +36,12 @@ def commands(file: Path) -> list[list[str]]:
 
 
 def all_commands() -> list[tuple[str, list[str]]]:
-    return [(file.name, words) for file in DOCUMENTS for words in commands(file)]
+    """Of the documents, and of what `--help` prints."""
+    shown = [(file.name, words) for file in DOCUMENTS for words in commands(file)]
+    for file in sorted((ROOT / "conf" / "hydra" / "help").glob("*.yaml")):
+        lines = re.findall(r"^ +(python .*)", file.read_text(), re.MULTILINE)
+        shown += [(f"help/{file.name}", shlex.split(line)) for line in lines]
+    return shown
 
 
 def test_the_reference_of_settings_is_what_the_schemas_say() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dualpace.options import key_values
+from dualpace.errors import ConfigError
+from dualpace.options import key_values, number, sentences, several, whole
 from tests.servers import PATIENCE_S
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -29,6 +30,33 @@ def test_help_is_the_callers_own(flag: str, capsys: pytest.CaptureFixture[str]) 
         key_values(["a", flag], "\nWhat it does.\n")
     assert caught.value.code == 0
     assert capsys.readouterr().out == "What it does.\n"
+
+
+def test_a_key_that_a_script_does_not_have_is_told_with_those_it_has() -> None:
+    assert key_values(["a=1"], "", ("a", "b")) == {"a": "1"}
+    with pytest.raises(SystemExit, match=r"^c is no option: choose of a, b\.$"):
+        key_values(["a=1", "c=2"], "", ("a", "b"))
+
+
+def test_values_are_read_or_refused_by_their_keys() -> None:
+    given = {"n": "3", "s": "0.5", "parts": "x,y"}
+    assert (whole(given, "n", 9), whole(given, "m", 9)) == (3, 9)
+    assert (number(given, "s", 2), number(given, "t", 2)) == (0.5, 2)
+    assert several(given, "parts", ("x", "y", "z")) == ["x", "y"]
+    assert several({}, "parts", ("x", "y", "z")) == ["x", "y", "z"]
+    for value in ("0", "-1", "1.5", "abc", ""):
+        with pytest.raises(ConfigError, match=rf"^n={value} is no whole number from 1 on\.$"):
+            whole({"n": value}, "n", 9)
+    for value in ("-1", "nan", "inf", "abc", ""):
+        with pytest.raises(ConfigError, match=rf"^s={value} is no number from 0 on\.$"):
+            number({"s": value}, "s", 9)
+    with pytest.raises(ConfigError, match=r"^parts=w is unknown: choose of x, y\.$"):
+        several({"parts": "x,w"}, "parts", ("x", "y"))
+
+
+def test_what_a_user_can_mend_ends_a_script_as_a_sentence() -> None:
+    with pytest.raises(SystemExit, match=r"^n=0 is wrong\.$"), sentences():
+        raise ConfigError("n=0 is wrong.")
 
 
 @pytest.mark.parametrize("script", ["bench_engine", "bench_settings"])

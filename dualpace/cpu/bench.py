@@ -26,6 +26,7 @@ from dualpace.cpu.gemm import TILES, VECTORS, Unit
 from dualpace.cpu.isa import Level, detect
 from dualpace.cpu.memory import huge_empty, shared_empty
 from dualpace.cpu.openmp import runtimes
+from dualpace.options import sentences, whole_number
 
 PARTS = ("attention", "dense", "iteration", "scaling")
 
@@ -60,16 +61,31 @@ QUICK = Sizes(TINY, ((1, 64), (8, 256), (8, 1024)), (1, 16, 64), (2, 8), (8, 102
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry of scripts/bench_cpu.py. Exit code 1 if a result is wrong."""
-    parser = argparse.ArgumentParser(description="CPU kernels against this machine's ceilings")
+    with sentences():
+        return _main(_options(arguments))
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="CPU kernels against this machine's ceilings",
+        epilog="example: python scripts/bench_cpu.py --quick --only attention --threads 1",
+    )
     parser.add_argument("--quick", action="store_true", help="small shapes, every path")
-    parser.add_argument("--threads", type=int, help="default: one a usable core")
-    parser.add_argument("--isa", help="instruction level to use instead of the best")
+    parser.add_argument("--threads", type=whole_number, help="default: one a usable core")
+    parser.add_argument("--isa", help=f"{', '.join(Level)}; default: the best here")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
-    parser.add_argument("--chunks", type=int, default=16, help="attention chunks a thread")
-    parser.add_argument("--heads", type=int, default=1, help="KV heads walked together")
+    parser.add_argument("--chunks", type=whole_number, default=16, help="attention chunks a thread")
+    parser.add_argument("--heads", type=whole_number, default=1, help="KV heads walked together")
     parser.add_argument("--small-pages", action="store_true", help="KV as processes share it")
     parser.add_argument("--figure", metavar="FILE", help="plot scaling into this file")
     options = parser.parse_args(arguments)
+    kv_heads = (QUICK if options.quick else LLAMA_8B).model.kv_heads
+    if kv_heads % options.heads:
+        parser.error(f"argument --heads: {options.heads} does not divide the {kv_heads} KV heads")
+    return options
+
+
+def _main(options: argparse.Namespace) -> int:
     sizes = QUICK if options.quick else LLAMA_8B
     cores = topology.usable_cores()
     threads = options.threads or len(cores)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dualpace.errors import ConfigError
 from dualpace.graphs.bench_start import MAX_ROWS, MAX_TOKENS, launch, result_of, serve, start
 from dualpace.graphs.buckets import (
     FEW,
@@ -26,23 +27,15 @@ from dualpace.graphs.buckets import (
     rule_of_thumb,
     stage_buckets,
 )
+from dualpace.graphs.config import BACKENDS
+from dualpace.graphs.source import resolve_source
+from dualpace.options import sentences, several, whole_number
 
 STEP_S = 0.03  # of a decode round, for rows in a trace's decode rounds
 BUCKETS = (1, 4, 16, 64, 256)  # of `dispatch`
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["dispatch", "stages", "start"])
-    parser.add_argument("--overrides", nargs="*", default=[], help="settings of `serve`")
-    parser.add_argument("--trace", type=Path, action="append", default=[], help="Azure CSV file")
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bf16"))
-    parser.add_argument("--threads", type=int, default=1, help="of a worker")
-    parser.add_argument("--cores", type=int, default=2, help="whose default buckets to build")
-    parser.add_argument("--candidates", default="eager,packed,inductor,inductor-packed")
-    parser.add_argument("--cache-dir", type=Path, help="keep the graphs of `stages` here")
-    options = parser.parse_args(arguments)
     parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
         "padding": padding,
         "dispatch": dispatch,
@@ -50,9 +43,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "start": start,
         "serve": serve,
     }
-    chosen = [*options.parts, *(["padding"] if options.trace else [])]
-    results = {name: parts[name](options) for name in dict.fromkeys(chosen)}
+    with sentences():
+        options = _options(arguments, list(parts))
+        results = {name: parts[name](options) for name in options.parts}
     print(json.dumps(results))
+
+
+def _options(arguments: Sequence[str] | None, parts: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="What dispatch of stage graphs costs, what padding wastes, how long starts "
+        "take. Prints tables and ends with one JSON line.",
+        epilog="example: python scripts/bench_graphs.py padding --trace AzureLLMInferenceTrace.csv",
+    )
+    usual = ["dispatch", "stages", "start"]
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; default: {usual}")
+    parser.add_argument("--overrides", nargs="*", default=[], help="settings of `serve`")
+    parser.add_argument("--trace", type=Path, action="append", default=[], help="Azure CSV file")
+    parser.add_argument("--model", default="smollm2", help="as model.source (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bf16"))
+    parser.add_argument("--threads", type=whole_number, default=1, help="of a worker")
+    parser.add_argument(
+        "--cores", type=whole_number, default=2, help="whose default buckets to build"
+    )
+    parser.add_argument(
+        "--candidates",
+        default="eager,packed,inductor,inductor-packed",
+        help="backends to time (default: %(default)s)",
+    )
+    parser.add_argument("--cache-dir", type=Path, help="keep the graphs of `stages` here")
+    options = parser.parse_args(arguments)
+    several(vars(options) | {"parts": ",".join(options.parts or usual)}, "parts", parts)
+    several({"--candidates": options.candidates}, "--candidates", BACKENDS)
+    for file in options.trace:
+        if not file.is_file():
+            raise ConfigError(f"--trace={file} is not a file; give the trace's path.")
+    if "padding" in options.parts and not options.trace:
+        raise ConfigError("padding needs --trace FILE, the CSV file of an Azure trace.")
+    resolve_source(options.model)
+    chosen = [*(options.parts or usual), *(["padding"] if options.trace else [])]
+    options.parts = list(dict.fromkeys(chosen))
+    return options
 
 
 # ---- padding

@@ -16,16 +16,22 @@ from typing import Any
 
 import torch
 
-from dualpace.options import key_values
+from dualpace.graphs.shapes import SHAPES
+from dualpace.graphs.weights import DTYPES
+from dualpace.options import key_values, number, sentences, several, whole
 
+_KEYS = (
+    *("device", "ranks", "sections", "model", "layers", "dtype", "backend", "threads"),
+    *("processes", "limit_s", "folder", "out"),
+)
 _GPU_RANK = "from dualpace.graphs.bench_ranks import gpu_rank; gpu_rank()"
 
 
 def main(arguments: list[str], text: str = __doc__) -> int:
     """`text` is what `--help` prints."""
-    options = key_values(arguments, text)
-    device = options.get("device", "cuda" if torch.cuda.is_available() else "cpu")
-    size = int(options.get("ranks", 2))
+    options = key_values(arguments, text, _KEYS)
+    with sentences():
+        device, size = _checked(options)
     if device == "cuda" and torch.cuda.device_count() < size:
         print(f"{size} GPUs are needed and {torch.cuda.device_count()} are here: nothing was run")
         print(json.dumps({"skipped": f"fewer than {size} GPUs"}))
@@ -45,6 +51,24 @@ def main(arguments: list[str], text: str = __doc__) -> int:
         Path(options["out"]).write_text(line + "\n")
     print(line)
     return failed
+
+
+def _checked(options: dict[str, str]) -> tuple[str, int]:
+    """(device, ranks). ConfigError for values that cannot be used, before any rank starts."""
+    device = options.get("device", "cuda" if torch.cuda.is_available() else "cpu")
+    several({"device": device}, "device", ("cpu", "cuda"))
+    if device == "cpu":
+        from dualpace.graphs.bench_cpu_ranks import SECTIONS
+
+        several(options, "sections", SECTIONS)
+    if "model" in options:
+        several(options, "model", tuple(SHAPES))
+    if "dtype" in options:
+        several(options, "dtype", tuple(DTYPES))
+    for key in ("layers", "threads", "processes"):
+        whole(options, key, 1)
+    number(options, "limit_s", 1)
+    return device, whole(options, "ranks", 2)
 
 
 def _run(code: str, orders: list[dict[str, Any]], limit_s: float) -> bool:

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from dualpace.errors import ConfigError
 from dualpace.settings.check import check
-from dualpace.settings.help import register_resolvers
+from dualpace.settings.help import APPENDED, APPENDED_OF, register_resolvers
 from dualpace.settings.schema import ROOTS, VARIANTS, SystemConfig
 from dualpace.settings.wording import sentence
 from dualpace.settings.words import check_choices, own_folders
@@ -41,8 +41,13 @@ def conf_dir() -> str:
     raise FileNotFoundError(f"conf/ not found in or beside {package}")
 
 
-def check_words(words: Sequence[str]) -> None:
+def check_words(words: Sequence[str], root: str) -> None:
     """ConfigError for what Hydra would pass over, or fail at without a file's name."""
+    for word in words:
+        group = word.removeprefix("+").partition("=")[0]
+        if word[0:1] == "+" and group in APPENDED and group not in APPENDED_OF.get(root, ()):
+            takers = ", ".join(name for name, groups in APPENDED_OF.items() if group in groups)
+            raise ConfigError(f"{word}: {root} has no {group}; it is for {takers}.")
     check_choices(words, [Path(conf_dir()), *own_folders(words)])
 
 
@@ -50,7 +55,7 @@ def load(*overrides: str, root: str = "serve") -> Any:
     """What `scripts/ROOT.py` would run with for the same overrides, checked: an instance of the
     root's schema. ConfigError for an override that does not fit."""
     register()
-    check_words(overrides)
+    check_words(overrides, root)
     with initialize_config_dir(conf_dir(), version_base="1.3"):
         try:
             node = compose(root, list(overrides))
@@ -68,7 +73,7 @@ def help_text(root: str, words: Sequence[str]) -> str:
     overrides = [word for word in words if not word.startswith("-") and "=" in word]
     for folder in own_folders(words):
         overrides.append(f"hydra.searchpath=['file://{folder}']")
-    check_words(words)
+    check_words(words, root)
     register()
     with initialize_config_dir(conf_dir(), version_base="1.3"):
         text: str = compose(root, overrides, return_hydra_config=True).hydra.help.template

@@ -16,13 +16,13 @@ _VALUE_WIDTH = 38  # of `key: value`, before its meaning
 
 
 # Groups that are in no defaults list, so chosen with a + in front, by the commands that have them.
-_APPENDED = {
+APPENDED_OF = {
     "serve": ("hw",),
     "doctor": ("hw",),
     "profile_hw": ("hw",),
     "bench": ("hw", "experiment"),
 }
-APPENDED = frozenset(group for groups in _APPENDED.values() for group in groups)
+APPENDED = frozenset(group for groups in APPENDED_OF.values() for group in groups)
 
 
 def register_resolvers() -> None:
@@ -32,7 +32,7 @@ def register_resolvers() -> None:
 
 
 def _groups(_root_: DictConfig) -> str:
-    runtime, more = _root_.hydra.runtime, _APPENDED.get(_root_.hydra.help.app_name, ())
+    runtime, more = _root_.hydra.runtime, APPENDED_OF.get(_root_.hydra.help.app_name, ())
     choices = reversed([str(group) for group in runtime.choices])
     used = [group for group in choices if not group.startswith("hydra/")]
     folders = [Path(s.path) for s in runtime.config_sources if s.schema == "file"]

@@ -99,7 +99,7 @@ def unknown_option(root: str, option: str, words: Sequence[str]) -> str:
     name = "source" if name == "model" else name
     keys = list(_all_keys(schema))
     lasts = {key.rpartition(".")[2] for key in keys}
-    near = [name] if name in lasts else difflib.get_close_matches(name, lasts, 1)
+    near = [name] if name in lasts else difflib.get_close_matches(name, lasts, 1, 0.7)
     found = [name] if name in keys else [k for k in keys if k.rpartition(".")[2] in near][:3]
     if not found:
         return f"{flag} is no option: settings are written key=value, and --help lists them."

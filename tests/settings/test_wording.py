@@ -78,7 +78,7 @@ def test_a_file_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "hw").mkdir()
     (tmp_path / "hw" / "own.yaml").write_bytes(b"# @package _global_\nhw: {name: \xe9}\n")
     with pytest.raises(ConfigError, match=r"/hw/own\.yaml, line 2, is not UTF-8 .* byte 0xe9\.$"):
-        check_words(["--config-dir", str(tmp_path), "+hw=own"])
+        check_words(["--config-dir", str(tmp_path), "+hw=own"], "serve")
 
 
 @pytest.mark.parametrize("choice", ["azure", "sharegpt"])
@@ -167,3 +167,10 @@ def test_a_meaning_stands_behind_its_field_or_above_it() -> None:
     assert meanings(Derived)["goes_on"].type == "list of int"
     assert meanings(Derived)["last"].default == "?"
     assert summary(Example) == "One line, wrapped."
+
+
+def test_a_plus_of_another_command_says_whose_it_is() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^\+experiment=fig8: serve has no experiment; it is for"
+    ):
+        load("+experiment=fig8")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from dualpace.errors import ConfigError
-from dualpace.options import key_values
+from dualpace.options import key_values, number, sentences, whole
 from dualpace.runtime.bench.config import AzureWorkloadConfig
 from dualpace.runtime.bench.metrics import RequestRecord, summarize, window_rates
 from dualpace.runtime.bench.workload import RequestSpec, load_workload
@@ -43,10 +43,8 @@ _PRESSED_BLOCKS = 4096  # pools up to here are compared with vLLM's of 2,560 blo
 def main() -> None:
     options = key_values(sys.argv[1:], __doc__ or "")
     own = {key: options.pop(key) for key in _OWN_KEYS if key in options}
-    try:
+    with sentences():
         result = run(own, [f"{key}={value}" for key, value in options.items()])
-    except ConfigError as error:
-        sys.exit(str(error))
     line = json.dumps(result)
     if "result" in own:
         Path(own["result"]).write_text(line + "\n")
@@ -58,8 +56,9 @@ def run(own: dict[str, str], overrides: Sequence[str]) -> dict[str, Any]:
     if "trace" not in own:
         raise ConfigError("trace=FILE is needed: the CSV file of an Azure trace.")
     workload = AzureWorkloadConfig(
-        name="azure", path=own["trace"], num_requests=int(own.get("requests", 2000))
+        name="azure", path=own["trace"], num_requests=whole(own, "requests", 2000)
     )
+    stop_s, skip_s = number(own, "stop_s", 0) or None, number(own, "skip_s", 0)
     requests = load_workload(workload)
     with tempfile.TemporaryDirectory() as folder:
         keys = [override.partition("=")[0] for override in overrides]
@@ -79,12 +78,11 @@ def run(own: dict[str, str], overrides: Sequence[str]) -> dict[str, Any]:
         if plan.server.cores:
             os.sched_setaffinity(0, plan.server.cores)
         client = EngineClient.launch(plan)
-        stop_s = float(own["stop_s"]) if "stop_s" in own else None
         records, facts = asyncio.run(_drive(client, plan, requests, stop_s))
         rounds = [json.loads(line) for line in log.read_text().splitlines() if line]
     result = {"label": own.get("label", ""), **facts}
     result |= summarize([r for r in records if r.token_times_s])
-    result |= _rates(records, float(own.get("skip_s", 0)), stop_s)
+    result |= _rates(records, skip_s, stop_s)
     result |= round_facts(rounds)
     capped = plan.kv.gpu_blocks <= _PRESSED_BLOCKS
     result["vllm"] = VLLM["pressed" if capped else "uncapped"]

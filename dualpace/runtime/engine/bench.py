@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from dualpace.block import BLOCK_TOKENS
+from dualpace.options import sentences, whole_number
 from dualpace.runtime import messages
 from dualpace.runtime.engine.engine import LLMEngine
 from dualpace.runtime.engine.pair import WorkerPair
@@ -189,14 +190,22 @@ def measure(rows: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Prints lines for people and one of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=256, help="requests on each tier")
-    parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--machine", default="rtx4090_llama31_8b", help="whose step to compare")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="example: python scripts/bench_schedule.py --rows 64 --machine h200_llama_31_8b",
+    )
+    parser.add_argument("--rows", type=whole_number, default=256, help="requests on each tier")
+    parser.add_argument("--rounds", type=whole_number, default=400, help="to measure")
+    parser.add_argument(
+        "--machine",
+        default="rtx4090_llama31_8b",
+        help="whose step to compare, as simulated= (default: %(default)s)",
+    )
     parser.add_argument("--step-ms", type=float, help="a GPU step; default: predicted for it")
     args = parser.parse_args()
+    with sentences():
+        gpu_ms, cpu_ms = predicted_ms(args.machine, args.rows)
     result = measure(args.rows, args.rounds)
-    gpu_ms, cpu_ms = predicted_ms(args.machine, args.rows)
     result["step_ms"] = args.step_ms or round(gpu_ms, 2)
     result["cpu_step_ms"] = round(cpu_ms, 2)
     for engine, step_ms in (("gpu", result["step_ms"]), ("cpu", cpu_ms)):

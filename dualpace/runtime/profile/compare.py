@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from dualpace.errors import ConfigError
-from dualpace.options import key_values
+from dualpace.options import key_values, number, sentences, whole
 from dualpace.runtime.profile.fit import score_table
 from dualpace.runtime.routing import Route, route
 from dualpace.settings.compose import load
@@ -51,10 +51,8 @@ class Row:
 
 def main() -> None:
     options = key_values(sys.argv[1:], __doc__ or "")
-    try:
+    with sentences():
         result = run(options)
-    except ConfigError as error:
-        sys.exit(str(error))
     print(json.dumps(result))
     sys.exit(1 if result["failed"] else 0)
 
@@ -63,6 +61,11 @@ def run(options: Mapping[str, str]) -> dict[str, Any]:
     """All pairs, one after another; prints a line a pair and the ranking."""
     if "trace" not in options:
         raise ConfigError("trace=FILE is missing: name the CSV file of an Azure trace.")
+    if not Path(options["trace"]).is_file():
+        raise ConfigError(f"trace={options['trace']} is not a file; give the trace's path.")
+    whole(options, "requests", 1)
+    for key in ("stop_s", "skip_s", "timeout_s"):
+        number(options, key, 1)
     own = {key: options.get(key, default) for key, default in OWN.items()}
     load_keys = {"trace", *LOAD}
     settings = [f"{k}={v}" for k, v in options.items() if k not in own and k not in load_keys]

@@ -24,6 +24,7 @@ def order(
     """Options of a run with a profile that chose (48, 40), whose benchmark is a fake."""
     monkeypatch.setattr(compare, "BENCH", "tests.runtime.profile.fake_bench")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "trace").touch()
     profile = Path(write_profile())
     profile.write_text(profile.read_text() + yaml.safe_dump({"routing": ROUTING}))
     return {
@@ -88,6 +89,9 @@ def test_without_a_profile_pairs_are_ranked_by_throughput_alone(order: dict[str,
 def test_mistakes_are_one_sentence(order: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"pairs=3 is no list of P:F"):
         compare.run({**order, "pairs": "3"})
+    order["trace"] += "s"
+    with pytest.raises(ConfigError, match=r"traces is not a file; give the trace's path\."):
+        compare.run(order)
     del order["trace"]
     with pytest.raises(ConfigError, match="trace=FILE is missing"):
         compare.run(order)
