@@ -4,6 +4,7 @@ Read are the keywords of the 2020-12 draft; what is no assertion (titles, defaul
 is passed over, as the draft says. Knows nothing about grammars or tokens.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ _ASSERTIONS = ("type", *_VALUES, *_OTHER_SCHEMAS, *_FOR_A_TYPE)
 _UNSUPPORTED = (
     *("not", "if", "patternProperties", "propertyNames", "contains", "uniqueItems"),
     *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
+)
+# JSON escapes them, a pattern does not: " and \ and control characters, or their codes.
+_ESCAPED_IN_JSON = re.compile(
+    r'["\x00-\x1f]|\\(?:[\\nrtfv0c]|x(?:22|5c|[01].)|u00(?:22|5c|[01].))', re.IGNORECASE
 )
 _FORMATS = (
     *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
@@ -70,6 +75,9 @@ def _check_place(schema: Mapping[str, Any]) -> None:
         if name in schema and len(asserted) > 1:
             (other, *_) = (each for each in asserted if each != name)
             raise UnsupportedSchema(f"'{name}' beside '{other}' cannot be enforced")
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name) == []:
+            raise UnsupportedSchema(f"'{name}' has no schema")
     if isinstance(branches := schema.get("allOf"), list) and len(branches) > 1:
         raise UnsupportedSchema("'allOf' of several schemas cannot be enforced")
     if not str(schema.get("$ref", "#")).startswith("#/") and schema.get("$ref", "#") != "#":
@@ -105,6 +113,9 @@ def _check_pairs(schema: Mapping[str, Any], types: list[Any]) -> None:
     if "string" in types:
         both("pattern", ("format", "minLength", "maxLength"))
         both("format", ("minLength", "maxLength"))
+        if _ESCAPED_IN_JSON.search(str(schema.get("pattern", ""))):
+            what = "quotes, backslashes or control characters"
+            raise UnsupportedSchema(f"'pattern' with {what} cannot be enforced")
         if "format" in schema and schema["format"] not in _FORMATS:
             known = ", ".join(_FORMATS)
             raise UnsupportedSchema(f"'format' is none of {known}")

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import xgrammar
 
 _MAX_WHITESPACE = 32  # characters between two parts of JSON
-_SHARED_BYTES = 32 << 20  # of what forms have in common
+_CONTROLS = frozenset(range(32)).difference(b"\n\r")
+_SHARED_BYTES = 16 << 20  # of what forms have in common, each way
 _NAMES = {"regex": "the regular expression", "grammar": "the grammar"}
 
 
@@ -57,12 +58,19 @@ class XgrammarCompiler:
         # Of tokens that are no text, and of those that only the model's padding has, no bytes: they
         # never come.
         vocab = [b"" if i in unsaid else tokenizer.token_bytes(i) for i in range(model.vocab)]
-        info = xgrammar.TokenizerInfo(
-            vocab, vocab_size=model.vocab, stop_token_ids=list(model.eos_token_ids)
-        )
+        # Nor do control characters in JSON but for line breaks; the library lets them through in
+        # some strings.
+        in_json = [b"" if _CONTROLS.intersection(token) else token for token in vocab]
         self._num_words = words_of_mask(model.vocab)
-        self._compiler = xgrammar.GrammarCompiler(
-            info, max_threads=1, cache_limit_bytes=_SHARED_BYTES
+        self._of_text, self._of_json = (
+            xgrammar.GrammarCompiler(
+                xgrammar.TokenizerInfo(
+                    tokens, vocab_size=model.vocab, stop_token_ids=list(model.eos_token_ids)
+                ),
+                max_threads=1,
+                cache_limit_bytes=_SHARED_BYTES,
+            )
+            for tokens in (vocab, in_json)
         )
 
     def compile(self, kind: str, text: str) -> XgrammarForm:
@@ -74,12 +82,12 @@ class XgrammarCompiler:
 
     def _compiled(self, kind: str, text: str) -> "xgrammar.CompiledGrammar":
         if kind == "json":
-            return self._compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
+            return self._of_json.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
         if kind == "compact":
-            return self._compiler.compile_json_schema(text, any_whitespace=False)
+            return self._of_json.compile_json_schema(text, any_whitespace=False)
         if kind == "regex":
-            return self._compiler.compile_regex(text)
-        return self._compiler.compile_grammar(text)
+            return self._of_text.compile_regex(text)
+        return self._of_text.compile_grammar(text)
 
 
 def _plain(text: str) -> str:

@@ -27,6 +27,7 @@ VALUE = {
     "age": None,
     "kind": 1,
     "tag": "t",
+    "name2": "Ab.1",
     "born": "1960-01-02",
     "even": 14,
     "friend": {"if": "x"},
@@ -127,6 +128,17 @@ def test_no_other_value_passes(
         json.dumps(VALUE | {name: value}, ensure_ascii=False), add_special_tokens=False
     )
     assert not takes(guide(compiler, json=PERSON), tokens)
+
+
+def test_no_string_has_a_control_character(
+    compiler: XgrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    controls = {i for i in range(VOCAB) if set(tokenizer.token_bytes(i)) & {*range(32)}}
+    for schema in ({"type": "string"}, {"type": "string", "maxLength": 9}):
+        for on_one_line in (True, False):
+            made = guide(compiler, json=schema, disable_any_whitespace=on_one_line)
+            assert all(map(made.follow, tokenizer.encode('"a', add_special_tokens=False)))
+            assert not left(made) & controls
 
 
 def test_a_grammar_and_a_regular_expression_are_the_whole_answer(
