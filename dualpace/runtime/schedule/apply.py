@@ -2,7 +2,7 @@
 decides nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from dualpace.runtime.schedule.estimate import Estimator
 from dualpace.runtime.schedule.ledger import Ledger
@@ -33,8 +33,6 @@ def apply_rows(
         if not row.sample:
             continue
         request.num_output += 1
-        if request.probation:
-            ledger.clear(request)
         sampled.append(request)
         if request.num_output >= request.max_tokens or request.id in finished:
             applied.finished.append(request)
@@ -42,7 +40,18 @@ def apply_rows(
             ledger.end(request)
     for request in step.due:
         outgrow_if_due(ledger, request, estimator)
+    if ledger.on_probation:
+        clear(ledger, sampled)
     return applied
+
+
+def clear(ledger: Ledger, sampled: Iterable[Request]) -> None:
+    """Each suspect among them has gained a token."""
+    for request in sampled:
+        if request.id in ledger.on_probation:
+            request.probation -= 1
+            if not request.probation:
+                del ledger.on_probation[request.id]
 
 
 def outgrow_if_due(ledger: Ledger, request: Request, estimator: Estimator) -> None:

@@ -127,12 +127,6 @@ class Ledger:
             request.marked = False
             self.marked.remove(request)
 
-    def clear(self, request: Request) -> None:
-        """A suspect has gained a token."""
-        request.probation -= 1
-        if not request.probation:
-            del self.on_probation[request.id]
-
     def recompute(self, request: Request, by: list[int]) -> None:
         """Drops the KV of a request in no queue but the GPU's; back to waiting, by arrival.
 
