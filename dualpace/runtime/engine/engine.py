@@ -393,4 +393,4 @@ class LLMEngine:
 
     def stats(self) -> dict[str, Any]:
         """For /metrics and tests: queues, pools, counters, workers."""
-        return self._stats.snapshot(self._state, self._workers)
+        return self._stats.snapshot(self._state, self._workers, len(self._openings))

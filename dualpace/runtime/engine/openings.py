@@ -25,6 +25,10 @@ class Openings:
         self._refuse = refuse
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by request
 
+    def __len__(self) -> int:
+        """Requests that wait here."""
+        return len(self._tasks)
+
     def open(self, conversation: Conversation, structure: Structure) -> None:
         task = asyncio.create_task(self._open(conversation, structure))
         self._tasks[conversation.request.id] = task

@@ -55,8 +55,12 @@ class EngineStats:
         for part in _ASSIST_PARTS:
             self.assist_s[part] += getattr(record, f"{part}_s")
 
-    def snapshot(self, state: "State", workers: "WorkerPair") -> dict[str, Any]:
+    def snapshot(
+        self, state: "State", workers: "WorkerPair", num_forming: int = 0
+    ) -> dict[str, Any]:
+        """`num_forming`: requests that wait for their forms, which the state does not know yet."""
         return {
+            "forming": num_forming,
             "waiting": len(state.waiting),
             "gpu_running": len(state.gpu_running),
             "cpu_waiting": len(state.cpu_waiting),

@@ -88,16 +88,17 @@ class _EngineCollector(Collector):
         labels = dict(self._labels)
         pools = {"gpu": now["gpu_blocks"], "host": now["host_blocks"]}
         running = {"gpu": now["gpu_running"], "cpu": now["cpu_running"]}
-        waiting = {"gpu": now["waiting"], "cpu": now["cpu_waiting"]}
+        waiting = {"gpu": now["waiting"] + now["forming"], "cpu": now["cpu_waiting"]}
+        deferred = now["copying"] + now["forming"]
         gpu = pools["gpu"]
         yield _gauge("vllm:num_requests_running", "In a batch", [(labels, sum(running.values()))])
         yield _gauge(
             "vllm:num_requests_waiting", "Not in a batch", [(labels, sum(waiting.values()))]
         )
-        reasons = {"capacity": sum(waiting.values()) - now["copying"], "deferred": now["copying"]}
+        reasons = {"capacity": sum(waiting.values()) - deferred, "deferred": deferred}
         yield _gauge(
             "vllm:num_requests_waiting_by_reason",
-            "For room in a batch, or for a copy of their KV",
+            "For room in a batch, or for a copy of their KV or the form of their answer",
             [(labels | {"reason": reason}, value) for reason, value in reasons.items()],
         )
         yield _gauge(

@@ -163,6 +163,7 @@ class FakeEngine:
             "cpu_waiting": 0,
             "cpu_running": 0,
             "copying": 0,
+            "forming": 0,
             "gpu_blocks": {"capacity": 100, "used": count},
             "host_blocks": {"capacity": 200, "used": 0},
             "tokens": self.tokens,

@@ -1,13 +1,19 @@
 """What /metrics makes of an answer's times: each number where vLLM has it, no server beside."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fake_engine import FakeEngine
+from plans import small_plan
 from prometheus_client import CollectorRegistry
 
 from dualpace.runtime.engine_client import EngineGone, ShuttingDown
 from dualpace.runtime.generation import Piece
+from dualpace.runtime.server.metrics import Metrics
 from dualpace.runtime.server.request_metrics import Asked, RequestMetrics
 from dualpace.runtime.token_stream import Admission
 
@@ -127,3 +133,30 @@ def test_a_round_is_counted_by_its_tokens_and_lengths_up_to_the_context() -> Non
         assert seen.value("iteration_tokens_total_bucket", le=bound) == count, bound
     assert seen.value("request_prompt_tokens_bucket", le="200.0") == 0
     assert seen.value("request_prompt_tokens_bucket", le="500.0") is None
+
+
+def test_who_waits_is_counted_with_what_they_wait_for() -> None:
+    plan = small_plan()
+    stats = FakeEngine(plan).stats() | {
+        "waiting": 3, "forming": 2, "cpu_waiting": 5, "copying": 4, "gpu_running": 6,
+    }  # fmt: skip
+
+    async def answer_it(timeout_s: float) -> dict[str, Any]:
+        return stats
+
+    client = SimpleNamespace(
+        plan=plan, is_ready=True, num_requests=0, progress_s=0.0, num_tokens=Counter(),
+        stats=answer_it,
+    )  # fmt: skip
+    metrics = Metrics(client)  # type: ignore[arg-type]
+    asyncio.run(metrics.render())
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert value("vllm:num_requests_waiting", **LABELS) == 3 + 2 + 5
+    assert value("vllm:num_requests_running", **LABELS) == 6
+    by_reason = "vllm:num_requests_waiting_by_reason"
+    assert value(by_reason, **LABELS, reason="deferred") == 2 + 4
+    assert value(by_reason, **LABELS, reason="capacity") == 3 + 5 - 4
+    assert value("dualpace_requests_waiting", engine="gpu") == 3 + 2
