@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dualpace import LLM, Output, SamplingParams
-from tests.e2e.live import is_idle, stopped, wait_until
+from tests.e2e.live import is_idle, stats_of, stopped, wait_until
 
 # Logits that are edited: of some without their tokens, of few by what has come.
 PLAIN: dict[str, Any] = {"seed": 5, "ignore_eos": True}
@@ -59,7 +59,7 @@ def ask_all(llm: LLM) -> list[Output]:
 
 def make_move(llm: LLM) -> list[Output]:
     """As `ask_all`, of a `TIGHT` engine; asserts that every way has been taken."""
-    before = llm.stats()
+    before = stats_of(llm)
     moves = Counter(before["events"])
 
     def moved(stats: dict[str, Any]) -> bool:

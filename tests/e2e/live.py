@@ -17,10 +17,15 @@ from tests.servers import PATIENCE_S
 Stats = dict[str, Any]
 
 
+def stats_of(llm: LLM) -> Stats:
+    """With more patience than `llm.stats()` has."""
+    return llm._loop.run(llm._client.stats(timeout_s=PATIENCE_S))
+
+
 @contextmanager
 def stopped(llm: LLM, role: str) -> Iterator[None]:
     """That side's workers stand still: what its engine has asked of them is a round without end."""
-    pids = llm.stats()["workers"][role]["pids"]
+    pids = stats_of(llm)["workers"][role]["pids"]
     signal_all(pids, signal.SIGSTOP)
     try:
         yield
@@ -36,7 +41,7 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
 def wait_until(llm: LLM, holds: Callable[[Stats], bool]) -> Stats:
     """The statistics once this holds of them."""
     deadline = time.monotonic() + PATIENCE_S
-    while not holds(stats := llm.stats()):
+    while not holds(stats := stats_of(llm)):
         assert time.monotonic() < deadline, stats
         time.sleep(0.01)
     return stats

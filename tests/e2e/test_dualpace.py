@@ -20,7 +20,7 @@ from dualpace import LLM, Output, SamplingParams
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e import crowd
 from tests.e2e.conftest import read_rounds, serving
-from tests.e2e.live import Workers, is_idle, orderly_workers, stopped, wait_until
+from tests.e2e.live import Workers, is_idle, orderly_workers, stats_of, stopped, wait_until
 
 if TYPE_CHECKING:
     from tests.e2e.judges import TinyJudge
@@ -69,9 +69,9 @@ def host_resident(llm: LLM) -> Iterator[Future[list[Output]]]:
 
 def test_the_accelerator_answers_within_one_iteration_of_the_host(llm: LLM) -> None:
     with host_resident(llm) as other:
-        before = llm.stats()["rounds"]
+        before = stats_of(llm)["rounds"]
         (answer,) = llm.generate(SHORT_PROMPT, ANSWER)
-        after = llm.stats()["rounds"]
+        after = stats_of(llm)["rounds"]
         assert not other.done()
     assert answer.tokens_by_engine == {"gpu": 40, "cpu": 0}
     assert after["gpu"] - before["gpu"] >= 40
@@ -85,7 +85,7 @@ def test_a_host_resident_answer_ends_within_one_prefill_of_the_accelerator(llm: 
                 accelerator.enter_context(stopped(llm, "gpu"))
                 other = pool.submit(llm.generate, SHORT_PROMPT, ANSWER)
                 before = wait_until(llm, lambda stats: stats["gpu_running"] == 1)["rounds"]
-            after = llm.stats()["rounds"]
+            after = stats_of(llm)["rounds"]
             assert answer.done() and not other.done()
         assert other.result()[0].tokens_by_engine == {"gpu": 40, "cpu": 0}
     assert after["cpu"] - before.get("cpu", 0) == 39
@@ -132,7 +132,7 @@ def test_a_request_that_workers_do_not_survive_ends_alone(
     llm: LLM, workers: Workers, tiny: TinyJudge
 ) -> None:
     """Each side meets one amid a crowd that is spread over both tiers."""
-    before = llm.stats()
+    before = stats_of(llm)
     deadly = {"gpu": ([9] * 30, 777), "cpu": (LONG_PROMPT, 778)}  # prompt and top_k
     prompts = [*crowd.PROMPTS[:4], *[prompt for prompt, _ in deadly.values()], *crowd.PROMPTS[4:]]
     params = crowd.PARAMS[:4] + [replace(ANSWER, top_k=k) for _, k in deadly.values()]
@@ -144,7 +144,7 @@ def test_a_request_that_workers_do_not_survive_ends_alone(
     assert lost[0].token_ids == [], "its first row was the last"
     tiny.check(outputs, crowd.PARAMS)
     tiny.check(llm.generate(crowd.PROMPTS[:2], crowd.PARAMS[:2]), crowd.PARAMS[:2])
-    after = llm.stats()
+    after = stats_of(llm)
     assert after["given_up"] - before["given_up"] == 2
     for role in ("gpu", "cpu"):
         restarts = after["workers"][role]["restarts"] - before["workers"][role]["restarts"]
@@ -154,10 +154,10 @@ def test_a_request_that_workers_do_not_survive_ends_alone(
 def test_workers_that_die_cost_no_answer(llm: LLM, workers: Workers, tiny: TinyJudge) -> None:
     """Each has work left then: some are never out of HBM before their 20 tokens, and the host
     decodes 35 tokens of the longest."""
-    before = llm.stats()
+    before = stats_of(llm)
     workers.die(gpu_0=12, cpu_0=10)
     tiny.check(crowd.ask_all(llm), crowd.PARAMS + crowd.LONG_PARAMS)
-    after = llm.stats()
+    after = stats_of(llm)
     for role in ("gpu", "cpu"):
         assert after["workers"][role]["restarts"] - before["workers"][role]["restarts"] == 1
     preempted = after["events"]["preempted"] - before["events"]["preempted"]

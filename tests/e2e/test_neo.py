@@ -12,7 +12,7 @@ from dualpace import LLM
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e import crowd
 from tests.e2e.conftest import Rounds, Serve, read_rounds, serving
-from tests.e2e.live import Workers, is_idle, orderly_workers, wait_until
+from tests.e2e.live import Workers, is_idle, orderly_workers, stats_of, wait_until
 
 if TYPE_CHECKING:
     from tests.e2e.judges import TinyJudge
@@ -58,7 +58,7 @@ def test_host_rows_change_no_token(llm: LLM, folder: Path, tiny: TinyJudge) -> N
 def test_workers_that_die_cost_no_answer(
     llm: LLM, folder: Path, workers: Workers, tiny: TinyJudge
 ) -> None:
-    before = llm.stats()["events"]["preempted"]
+    before = stats_of(llm)["events"]["preempted"]
     workers.die(gpu_0=10, cpu_0=20)
     tiny.check(llm.generate(crowd.PROMPTS, crowd.PARAMS), crowd.PARAMS)
     stats = wait_until(llm, is_idle)
@@ -76,7 +76,7 @@ def test_ranks_change_no_token(
     tight = {**crowd.NEO, "kv.gpu_blocks": 6, "gpu.tp": 2}
     with serve(**tight, **workers.settings) as llm:
         tiny.check(llm.generate(crowd.PROMPTS[some], crowd.PARAMS[some]), crowd.PARAMS[some])
-        host_tokens = llm.stats()["tokens"]["cpu"]
+        host_tokens = stats_of(llm)["tokens"]["cpu"]
     log = rounds()
     assert check_log(log) == []
     assert lockstep_rows(log) == host_tokens > 10

@@ -11,7 +11,7 @@ import pytest
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e import crowd
 from tests.e2e.conftest import Rounds, Serve
-from tests.e2e.live import Workers, is_idle, wait_until
+from tests.e2e.live import Workers, is_idle, stats_of, wait_until
 
 if TYPE_CHECKING:
     from tests.e2e.judges import TinyJudge
@@ -35,7 +35,7 @@ def test_ranks_that_die_cost_no_answer(
     decodes 35 tokens of the longest."""
     ranks = {"gpu.tp": 2, "cpu.tp": 2}
     with serve(**crowd.TIGHT, **ranks, **workers.settings) as llm:
-        before = llm.stats()["workers"]
+        before = stats_of(llm)["workers"]
         workers.die(gpu_1=12, cpu_1=10)
         tiny.check(crowd.ask_all(llm), crowd.PARAMS + crowd.LONG_PARAMS)
         stats = wait_until(llm, is_idle)

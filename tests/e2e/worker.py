@@ -76,7 +76,7 @@ def ordered(kind: type[link.Link]) -> type[link.Link]:
             super().send(message)
 
         def _die_if_due(self) -> None:
-            if self.left == 0:
+            if self.left is not None and self.left <= 0:  # two may have come at once
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return Ordered

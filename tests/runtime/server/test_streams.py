@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.server.asking import post, refusal
 from tests.servers import PATIENCE_S
 
-LONG = "slow " + 500 * "!"  # takes so long that it ends by leaving alone
+LONG = "slow " + 2000 * "!"  # takes so long that it ends by leaving alone
 
 
 def wait_for_metric(server, sample, value):
@@ -61,7 +61,7 @@ def test_a_client_that_leaves_frees_its_blocks(server, stream, prompt):
     cancelled = 'dualpace_events_total{event="cancelled"}'
     before = server.metric(cancelled)
     num_prompts = 1 if isinstance(prompt, str) else len(prompt)
-    body = {"model": "tiny", "prompt": prompt, "stream": stream, "max_tokens": 1000}
+    body = {"model": "tiny", "prompt": prompt, "stream": stream, "max_tokens": 2000}
 
     async def leave():
         async with httpx.AsyncClient(base_url=server.url) as http:
@@ -76,7 +76,7 @@ def test_a_client_that_leaves_frees_its_blocks(server, stream, prompt):
 
 
 def test_leaving_in_the_middle_of_a_stream(server, client):
-    stream = client.completions.create(model="tiny", prompt=LONG, stream=True, max_tokens=1000)
+    stream = client.completions.create(model="tiny", prompt=LONG, stream=True, max_tokens=2000)
     assert next(iter(stream)).choices[0].text.startswith("s")
     stream.close()
     wait_for_metric(server, 'dualpace_kv_blocks_used{pool="gpu"}', 0)
