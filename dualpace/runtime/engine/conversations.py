@@ -54,7 +54,8 @@ class Conversation:
         return self._follow(self.editor, self.editor.guide, token)
 
     def _follow(self, editor: Editor, guide: Guide, token: int) -> int:
-        if not guide.follow(token):  # drawn all the same: no logit was a number
+        follows = guide.follow(token)
+        if not follows or guide.is_too_slow:  # drawn all the same if no logit was a number
             return STUCK
         if editor.can_go_on(len(self.tokens)):
             return NOT_FINISHED
@@ -63,10 +64,15 @@ class Conversation:
     @property
     def dead_end(self) -> tuple[str, str]:
         """Why it is STUCK, and which of its parameters is to blame."""
-        assert self.editor is not None and self.editor.rules.structure is not None
+        assert self.editor is not None and self.editor.guide is not None
+        assert self.editor.rules.structure is not None
         blamed = self.editor.rules.structure.asked_as
-        text = f"{blamed}: after {self.num_output} tokens no other may come by it and the request's"
-        return f"{text} other parameters.", blamed
+        why = (
+            "it takes too long to follow, as it can be read in too many ways: make it simpler"
+            if self.editor.guide.is_too_slow
+            else "no other may come by it and the request's other parameters"
+        )
+        return f"{blamed}: after {self.num_output} tokens {why}.", blamed
 
     def keep_to(self, guide: Guide) -> None:
         """The form of its answer, before the first token. Raises FormRefused if there is none."""

@@ -4,11 +4,15 @@ Depends on the tokens that it was given and on nothing else, so it is right wher
 is sampled, and after a recompute, a migration or a lost worker. Knows no library of grammars.
 """
 
+import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+_USUAL_S = 2e-3  # of the processor for a token: a hundred times what most forms take
+_PATIENCE_S = 0.5  # beyond that, for all tokens of an answer
 
 
 class Matcher(Protocol):
@@ -27,8 +31,9 @@ class Matcher(Protocol):
 class Guide:
     """One request's matcher, and the mask of its next token."""
 
-    def __init__(self, matcher: Matcher, num_words: int) -> None:
+    def __init__(self, matcher: Matcher, num_words: int, patience_s: float = _PATIENCE_S) -> None:
         self._matcher = matcher
+        self._patience_s = patience_s
         self._masks = np.zeros((1, num_words), np.int32)
         matcher.fill_next_token_bitmask(self._masks)
 
@@ -43,12 +48,20 @@ class Guide:
         """Whether the answer may end here."""
         return self._matcher.is_completed()
 
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether its tokens take so long that others would wait for them. A form that can read one
+        text in many ways, such as (x+x+)+y, takes longer with each."""
+        return self._patience_s < 0
+
     def follow(self, token: int) -> bool:
         """Goes on by `token`; false where it may not come."""
-        if not self._matcher.accept_token(token):
-            return False
-        self._matcher.fill_next_token_bitmask(self._masks)
-        return True
+        began_s = time.thread_time()
+        accepts = self._matcher.accept_token(token)
+        if accepts:
+            self._matcher.fill_next_token_bitmask(self._masks)
+        self._patience_s -= max(0.0, time.thread_time() - began_s - _USUAL_S)
+        return accepts
 
     @property
     def allows_any(self) -> bool:

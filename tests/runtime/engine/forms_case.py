@@ -53,12 +53,15 @@ class SevensForm:
 
     def guide(self) -> Guide:
         shift, length, *how = self.text.split()
-        return Guide(Sevens(int(shift), int(length), "dead-end" in how), words_of_mask(VOCAB))
+        patience = {"patience_s": -1.0} if "tiring" in how else {}
+        matcher = Sevens(int(shift), int(length), "dead-end" in how)
+        return Guide(matcher, words_of_mask(VOCAB), **patience)
 
 
 class SevensCompiler:
-    """Of texts such as "3 40": a shift and a length, and perhaps "dead-end". "bad" is refused,
-    "broken" meets an exception, "slow 3 40" waits until it may go on."""
+    """Of texts such as "3 40": a shift and a length, and perhaps "dead-end" or "tiring": it takes
+    too long to follow. "bad" is refused, "broken" meets an exception, "slow 3 40" waits until it
+    may go on."""
 
     def __init__(self, nbytes: int = 100) -> None:
         self.nbytes = nbytes

@@ -72,6 +72,7 @@ def test_where_no_token_is_left_the_request_ends_with_a_sentence() -> None:
         engine.ask([4], PROMPT, **under("bad"))
         engine.ask([5], PROMPT, **under("broken"))
         engine.ask([6], PROMPT)
+        engine.ask([7], PROMPT, **under("1 9 tiring"))
         await engine.until_answered()
         await engine.until_idle()
 
@@ -86,6 +87,8 @@ def test_where_no_token_is_left_the_request_ends_with_a_sentence() -> None:
         2: "after 2 tokens no other may come by it and the request's other parameters.",
         3: "no token may begin the answer by it and the other parameters.",
         4: "it is bad.",
+        7: "after 1 tokens it takes too long to follow, as it can be read in too many ways: "
+        "make it simpler.",
         5: "it could not be compiled: the server's log says more.",
     }.items():
         assert engine.refused[request_id][0] == f"{blamed}: {sentence}"
