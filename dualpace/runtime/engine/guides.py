@@ -4,12 +4,15 @@ Depends on the tokens that it was given and on nothing else, so it is right wher
 is sampled, and after a recompute, a migration or a lost worker. Knows no library of grammars.
 """
 
+import logging
 import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+log = logging.getLogger(__name__)
 
 _USUAL_S = 2e-3  # of the processor for a token: a hundred times what most forms take
 _PATIENCE_S = 0.5  # beyond that, for all tokens of an answer
@@ -55,11 +58,15 @@ class Guide:
         return self._patience_s < 0
 
     def follow(self, token: int) -> bool:
-        """Goes on by `token`; false where it may not come."""
+        """Goes on by `token`; false where it may not come, or the matcher meets an error."""
         began_s = time.thread_time()
-        accepts = self._matcher.accept_token(token)
-        if accepts:
-            self._matcher.fill_next_token_bitmask(self._masks)
+        try:
+            accepts = self._matcher.accept_token(token)
+            if accepts:
+                self._matcher.fill_next_token_bitmask(self._masks)
+        except RuntimeError:
+            log.exception("a form cannot be followed further")
+            return False
         self._patience_s -= max(0.0, time.thread_time() - began_s - _USUAL_S)
         return accepts
 

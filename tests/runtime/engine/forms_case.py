@@ -27,11 +27,14 @@ def expected(request_id: int, prompt_len: int, shift: int, length: int) -> list[
 class Sevens:
     """A matcher. With `dead_end` nothing may follow at last, and that is no end."""
 
-    def __init__(self, shift: int, length: int, dead_end: bool) -> None:
+    def __init__(self, shift: int, length: int, dead_end: bool, breaks: bool) -> None:
         self.shift, self.length, self.dead_end = shift, length, dead_end
+        self.breaks = breaks
         self.num_tokens = 0
 
     def accept_token(self, token_id: int) -> bool:
+        if self.breaks:
+            raise RuntimeError("nested too deeply")
         accepts = token_id in allowed(self.shift, self.num_tokens)
         self.num_tokens += accepts
         return accepts
@@ -54,14 +57,14 @@ class SevensForm:
     def guide(self) -> Guide:
         shift, length, *how = self.text.split()
         patience = {"patience_s": -1.0} if "tiring" in how else {}
-        matcher = Sevens(int(shift), int(length), "dead-end" in how)
+        matcher = Sevens(int(shift), int(length), "dead-end" in how, "breaking" in how)
         return Guide(matcher, words_of_mask(VOCAB), **patience)
 
 
 class SevensCompiler:
-    """Of texts such as "3 40": a shift and a length, and perhaps "dead-end" or "tiring": it takes
-    too long to follow. "bad" is refused, "broken" meets an exception, "slow 3 40" waits until it
-    may go on."""
+    """Of texts such as "3 40": a shift and a length, and perhaps "dead-end", "breaking" or
+    "tiring": it takes too long to follow. "bad" is refused, "broken" meets an exception,
+    "slow 3 40" waits until it may go on."""
 
     def __init__(self, nbytes: int = 100) -> None:
         self.nbytes = nbytes

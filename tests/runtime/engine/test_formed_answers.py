@@ -73,6 +73,7 @@ def test_where_no_token_is_left_the_request_ends_with_a_sentence() -> None:
         engine.ask([5], PROMPT, **under("broken"))
         engine.ask([6], PROMPT)
         engine.ask([7], PROMPT, **under("1 9 tiring"))
+        engine.ask([8], PROMPT, **under("1 9 breaking"))
         await engine.until_answered()
         await engine.until_idle()
 
@@ -85,6 +86,7 @@ def test_where_no_token_is_left_the_request_ends_with_a_sentence() -> None:
     for request_id, sentence in {
         1: "after 5 tokens no other may come by it and the request's other parameters.",
         2: "after 2 tokens no other may come by it and the request's other parameters.",
+        8: "after 1 tokens no other may come by it and the request's other parameters.",
         3: "no token may begin the answer by it and the other parameters.",
         4: "it is bad.",
         7: "after 1 tokens it takes too long to follow, as it can be read in too many ways: "
