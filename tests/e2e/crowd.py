@@ -6,11 +6,11 @@ goes to the host; and when all that it can keep have ended, it takes back who wa
 """
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dualpace import LLM, Output, SamplingParams
-from tests.e2e.live import is_idle, stats_of, stopped, wait_until
+from tests.e2e.live import ask, is_idle, stats_of, stopped, wait_until
+from tests.servers import PATIENCE_S
 
 # Logits that are edited: of some without their tokens, of few by what has come.
 PLAIN: dict[str, Any] = {"seed": 5, "ignore_eos": True}
@@ -70,16 +70,15 @@ def make_move(llm: LLM) -> list[Output]:
             "transfers"
         ] == copies + len(LONG_PROMPTS)
 
-    with ThreadPoolExecutor(1) as pool:
-        with stopped(llm, "cpu"):
-            crowd = pool.submit(llm.generate, PROMPTS, PARAMS)
-            wait_until(llm, moved)
-        outputs = crowd.result()
-        copies = wait_until(llm, is_idle)["transfers"]
-        with stopped(llm, "cpu"):
-            long = pool.submit(llm.generate, LONG_PROMPTS, LONG_PARAMS)
-            wait_until(llm, all_on_the_host)
-        outputs += long.result()
+    with stopped(llm, "cpu"):
+        crowd = ask(llm, PROMPTS, PARAMS)
+        wait_until(llm, moved)
+    outputs = crowd.result(PATIENCE_S)
+    copies = wait_until(llm, is_idle)["transfers"]
+    with stopped(llm, "cpu"):
+        long = ask(llm, LONG_PROMPTS, LONG_PARAMS)
+        wait_until(llm, all_on_the_host)
+    outputs += long.result(PATIENCE_S)
     after = wait_until(llm, is_idle)
     for way in ("prefill_gpu", "prefill_cpu", "swap_out", "swap_in"):
         assert after["events"][way] > moves[way], way

@@ -3,18 +3,24 @@ statistics say how far the other has come."""
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from dualpace import LLM
+from dualpace import LLM, Output
 from tests.servers import PATIENCE_S
 
 Stats = dict[str, Any]
+
+takes_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="ranks have a core each, and here is one"
+)
 
 
 def stats_of(llm: LLM) -> Stats:
@@ -36,6 +42,20 @@ def stopped(llm: LLM, role: str) -> Iterator[None]:
 def signal_all(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         os.kill(pid, number)
+
+
+def ask(llm: LLM, prompts: Any, params: Any) -> Future[list[Output]]:
+    """Answers that another thread waits for; who fails meanwhile does not."""
+    answers: Future[list[Output]] = Future()
+
+    def wait() -> None:
+        try:
+            answers.set_result(llm.generate(prompts, params))
+        except Exception as error:  # for who wants the answers
+            answers.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return answers
 
 
 def wait_until(llm: LLM, holds: Callable[[Stats], bool]) -> Stats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,8 @@ from dualpace import LLM, Output, SamplingParams
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e import crowd
 from tests.e2e.conftest import read_rounds, serving
-from tests.e2e.live import Workers, is_idle, orderly_workers, stats_of, stopped, wait_until
+from tests.e2e.live import Workers, ask, is_idle, orderly_workers, stats_of, stopped, wait_until
+from tests.servers import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.e2e.judges import TinyJudge
@@ -59,12 +60,11 @@ def sound_log(llm: LLM, folder: Path) -> Iterator[None]:
 @contextmanager
 def host_resident(llm: LLM) -> Iterator[Future[list[Output]]]:
     """An answer that the host decodes, from its first round on, which lasts while this does."""
-    with ThreadPoolExecutor(1) as pool:
-        with stopped(llm, "cpu"):
-            answer = pool.submit(llm.generate, LONG_PROMPT, ANSWER)
-            wait_until(llm, lambda stats: stats["cpu_running"] == 1)
-            yield answer
-        assert answer.result()[0].tokens_by_engine == {"gpu": 1, "cpu": 39}
+    with stopped(llm, "cpu"):
+        answer = ask(llm, LONG_PROMPT, ANSWER)
+        wait_until(llm, lambda stats: stats["cpu_running"] == 1)
+        yield answer
+    assert answer.result(PATIENCE_S)[0].tokens_by_engine == {"gpu": 1, "cpu": 39}
 
 
 def test_the_accelerator_answers_within_one_iteration_of_the_host(llm: LLM) -> None:
@@ -79,15 +79,14 @@ def test_the_accelerator_answers_within_one_iteration_of_the_host(llm: LLM) -> N
 
 
 def test_a_host_resident_answer_ends_within_one_prefill_of_the_accelerator(llm: LLM) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        with ExitStack() as accelerator:
-            with host_resident(llm) as answer:
-                accelerator.enter_context(stopped(llm, "gpu"))
-                other = pool.submit(llm.generate, SHORT_PROMPT, ANSWER)
-                before = wait_until(llm, lambda stats: stats["gpu_running"] == 1)["rounds"]
-            after = stats_of(llm)["rounds"]
-            assert answer.done() and not other.done()
-        assert other.result()[0].tokens_by_engine == {"gpu": 40, "cpu": 0}
+    with ExitStack() as accelerator:
+        with host_resident(llm) as answer:
+            accelerator.enter_context(stopped(llm, "gpu"))
+            other = ask(llm, SHORT_PROMPT, ANSWER)
+            before = wait_until(llm, lambda stats: stats["gpu_running"] == 1)["rounds"]
+        after = stats_of(llm)["rounds"]
+        assert answer.done() and not other.done()
+    assert other.result(PATIENCE_S)[0].tokens_by_engine == {"gpu": 40, "cpu": 0}
     assert after["cpu"] - before.get("cpu", 0) == 39
     assert after["gpu"] == before["gpu"]
 

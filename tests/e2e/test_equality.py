@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +15,10 @@ import pytest
 from dualpace import LLM, SamplingParams
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e.conftest import Record, Rounds, Serve
-from tests.e2e.live import Stats, is_idle, stopped, wait_until
+from tests.e2e.live import Stats, ask, is_idle, stopped, wait_until
 from tests.e2e.logprobs import check_output, check_routes
 from tests.e2e.prompts import PROMPTS
+from tests.servers import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.e2e.judges import Judge
@@ -65,12 +65,12 @@ def check(
     """Generates and compares; every block has come back after."""
     asked = [(None, 0, 5)[place % 3] for place in range(len(prompts))]
     params = [replace(PARAMS, logprobs=best) for best in asked]
-    with ThreadPoolExecutor(1) as pool, stopped(llm, "cpu"):
-        answers = pool.submit(llm.generate, prompts, params)
+    with stopped(llm, "cpu"):
+        answers = ask(llm, prompts, params)
         wait_until(llm, host_stands_until)
     eos = llm.plan.model.eos_token_ids
     undecided = 0
-    for text, output, best in zip(prompts, answers.result(), asked, strict=True):
+    for text, output, best in zip(prompts, answers.result(PATIENCE_S), asked, strict=True):
         judgement = judge(output.prompt_token_ids, output.token_ids)
         check_output(output, best, judgement.logprobs)
         assert judgement.wrong is None, f"{text!r} -> {output.text!r}, {judgement}"

@@ -12,7 +12,7 @@ from dualpace import LLM
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e import crowd
 from tests.e2e.conftest import Rounds, Serve, read_rounds, serving
-from tests.e2e.live import Workers, is_idle, orderly_workers, stats_of, wait_until
+from tests.e2e.live import Workers, is_idle, orderly_workers, stats_of, takes_cores, wait_until
 
 if TYPE_CHECKING:
     from tests.e2e.judges import TinyJudge
@@ -68,6 +68,7 @@ def test_workers_that_die_cost_no_answer(
     assert check_log(read_rounds(folder)) == []
 
 
+@takes_cores
 def test_ranks_change_no_token(
     serve: Serve, rounds: Rounds, workers: Workers, tiny: TinyJudge
 ) -> None:

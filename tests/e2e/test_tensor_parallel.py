@@ -11,10 +11,13 @@ import pytest
 from dualpace.runtime.schedule.check import check_log
 from tests.e2e import crowd
 from tests.e2e.conftest import Rounds, Serve
-from tests.e2e.live import Workers, is_idle, stats_of, wait_until
+from tests.e2e.live import Workers, is_idle, stats_of, takes_cores, wait_until
 
 if TYPE_CHECKING:
     from tests.e2e.judges import TinyJudge
+
+
+pytestmark = takes_cores
 
 
 @pytest.mark.parametrize(
