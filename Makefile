@@ -63,7 +63,7 @@ endef
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
 $(VENV)/.serve-installed: pyproject.toml setup.py
-	$(call install)
+	$(call install,[bench])
 	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml setup.py

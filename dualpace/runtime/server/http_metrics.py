@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _PROBES = ("/health", "/ping", "/ready", "/metrics", "/version")  # would drown the others
+_CLIENT_LEFT = 499  # as proxies call it: no fault of the server
 
 
 class CountRequests:
@@ -23,7 +24,7 @@ class CountRequests:
         if scope["type"] != "http" or scope["path"] in _PROBES:
             await self._app(scope, receive, send)
             return
-        status = 500  # of one that breaks before it answers
+        status = _CLIENT_LEFT  # unless an answer begins
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -33,6 +34,9 @@ class CountRequests:
 
         try:
             await self._app(scope, receive, noted)
+        except Exception:
+            status = 500
+            raise
         finally:
             route = scope.get("route")  # set where one was found
             handler = route.path if route is not None else "none"

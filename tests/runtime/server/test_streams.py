@@ -120,6 +120,28 @@ def test_metrics_move(server, client):
     assert grown("dualpace_tokens_total", engine="cpu") == 1
 
 
+def test_a_client_that_leaves_is_no_fault_of_the_server(server):
+    def answers(status):
+        labels = (("handler", "/v1/completions"), ("method", "POST"), ("status", status))
+        return metrics(server).get(("http_requests_total", labels), 0)
+
+    before = {status: answers(status) for status in ("4xx", "5xx")}
+
+    async def leave():
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            body = {"model": "tiny", "prompt": "hang for ever", "max_tokens": 2000}
+            asking = asyncio.create_task(http.post("/v1/completions", json=body))
+            while not server.metric('dualpace_kv_blocks_used{pool="gpu"}'):
+                await asyncio.sleep(0.02)
+            asking.cancel()
+
+    asyncio.run(leave())
+    deadline = time.monotonic() + PATIENCE_S
+    while answers("4xx") == before["4xx"]:
+        assert time.monotonic() < deadline and answers("5xx") == before["5xx"]
+        time.sleep(0.02)
+
+
 def test_answers_are_counted_by_route_and_class_of_status(server):
     def count(handler, method, status):
         labels = (("handler", handler), ("method", method), ("status", status))
