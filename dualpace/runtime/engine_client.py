@@ -52,10 +52,12 @@ class StartFailed(RuntimeError):
 class RequestRefused(ValueError):
     """The engine will never run this request, or not to its end; the text says why."""
 
-    def __init__(self, text: str, param: str = "prompt") -> None:
-        """`param`: what the request asks that is to blame."""
+    def __init__(self, text: str, param: str = "prompt", is_busy: bool = False) -> None:
+        """`param`: what the request asks that is to blame. `is_busy`: sent again later it may
+        run."""
         super().__init__(text)
         self.param = param
+        self.is_busy = is_busy
 
 
 class RequestGivenUp(RuntimeError):
@@ -230,7 +232,7 @@ class EngineClient:
                         stream.admission = Admission(queued_s, message.scheduled_s)
             case messages.Refused():
                 if stream := self._streams.pop(message.request_id, None):
-                    stream.fail(RequestRefused(message.text, message.param))
+                    stream.fail(RequestRefused(message.text, message.param, bool(message.is_busy)))
             case messages.GivenUp():
                 if stream := self._streams.pop(message.request_id, None):
                     stream.fail(RequestGivenUp(message.text))

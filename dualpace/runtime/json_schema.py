@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dualpace.runtime.regex_syntax import UnsupportedRegex, plain_regex
+from dualpace.runtime.schema_values import fault_in_values
+
 # By the type of the values that they bear on.
 _OF_TYPE: Mapping[str, Sequence[str]] = {
     "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
@@ -19,14 +22,17 @@ _FOR_A_TYPE = [name for names in _OF_TYPE.values() for name in names]
 _VALUES = ("enum", "const")
 _OTHER_SCHEMAS = ("$ref", "anyOf", "oneOf", "allOf")
 _ASSERTIONS = ("type", *_VALUES, *_OTHER_SCHEMAS, *_FOR_A_TYPE)
+MAX_DEPTH = 64  # schemas in schemas: compiling takes the time of its cube
 _UNSUPPORTED = (
-    *("not", "if", "patternProperties", "propertyNames", "contains", "uniqueItems"),
+    *("not", "if", "patternProperties", "propertyNames", "uniqueItems"),
+    *("contains", "minContains", "maxContains"),
     *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
 )
 # JSON escapes them, a pattern does not: " and \ and control characters, or their codes.
 _ESCAPED_IN_JSON = re.compile(
     r'["\x00-\x1f]|\\(?:[\\nrtfv0c]|x(?:22|5c|[01].)|u00(?:22|5c|[01].))', re.IGNORECASE
 )
+_SHOWN = 60  # characters of a deep place
 _FORMATS = (
     *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
     *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
@@ -39,19 +45,23 @@ class UnsupportedSchema(ValueError):
 
 def check_schema(schema: Any) -> None:
     """Raises UnsupportedSchema for the first place of `schema`, as JSON gives it, that is no
-    schema or cannot be held to. Whether places fit together is left to who compiles it."""
-    open_ = [("$", schema)]
+    schema or cannot be held to. Whether places fit together is left to who compiles it. Writes
+    patterns in it plainly, as `regex_syntax.plain_regex` does."""
+    open_ = [("$", schema, 1)]
     while open_:  # no recursion: a schema may be nested more deeply than Python's stack
-        where, part = open_.pop()
+        where, part, depth = open_.pop()
         if isinstance(part, bool):
             continue
         if not isinstance(part, dict):
             raise UnsupportedSchema(f"{where} is no schema: it must be an object or a boolean")
+        if depth > MAX_DEPTH:
+            limit = f"nests more than {MAX_DEPTH} schemas in each other: nest them less"
+            raise UnsupportedSchema(f"{where[:_SHOWN]}... {limit}, or name parts in '$defs'")
         try:
             _check_place(part)
         except UnsupportedSchema as error:
             raise UnsupportedSchema(f"{error} at {where}") from None
-        open_ += reversed([(f"{where}.{name}", inner) for name, inner in _inner(part)])
+        open_ += reversed([(f"{where}.{name}", inner, depth + 1) for name, inner in _inner(part)])
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -66,10 +76,12 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     )
 
 
-def _check_place(schema: Mapping[str, Any]) -> None:
+def _check_place(schema: dict[str, Any]) -> None:
     for name in _UNSUPPORTED:
         if schema.get(name, False) is not False:
             raise UnsupportedSchema(f"'{name}' cannot be enforced")
+    if fault := fault_in_values(schema):
+        raise UnsupportedSchema(fault)
     asserted = [name for name in _ASSERTIONS if name in schema]
     for name in _OTHER_SCHEMAS:
         if name in schema and len(asserted) > 1:
@@ -102,7 +114,7 @@ def _check_values(schema: Mapping[str, Any], types: list[Any], asserted: list[st
         raise UnsupportedSchema(f"'{name}' has a value that is not of the 'type' beside it")
 
 
-def _check_pairs(schema: Mapping[str, Any], types: list[Any]) -> None:
+def _check_pairs(schema: dict[str, Any], types: list[Any]) -> None:
     """What the compiler reads singly, but not together."""
 
     def both(name: str, others: Sequence[str]) -> None:
@@ -116,6 +128,11 @@ def _check_pairs(schema: Mapping[str, Any], types: list[Any]) -> None:
         if _ESCAPED_IN_JSON.search(str(schema.get("pattern", ""))):
             what = "quotes, backslashes or control characters"
             raise UnsupportedSchema(f"'pattern' with {what} cannot be enforced")
+        try:
+            if "pattern" in schema:
+                schema["pattern"] = plain_regex(schema["pattern"])
+        except UnsupportedRegex as error:
+            raise UnsupportedSchema(f"in 'pattern' {error}") from None
         if "format" in schema and schema["format"] not in _FORMATS:
             known = ", ".join(_FORMATS)
             raise UnsupportedSchema(f"'format' is none of {known}")

@@ -226,6 +226,7 @@ class Refused(Message, kind=23):
     request_id: int
     text: str
     param: str = "prompt"
+    is_busy: int = 0  # 1: it cannot run now; sent again later it may
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from dualpace.runtime.json_schema import UnsupportedSchema, check_schema
+from dualpace.runtime.regex_syntax import UnsupportedRegex, plain_regex
 
 MAX_CHARS = 100_000  # of a schema, a regular expression, a grammar, all choices together
 _ANY_OBJECT = '{"type": "object"}'
@@ -60,8 +61,9 @@ class StructuredOutputsParams:
             raise MalformedStructure(f"{self.asked_as} takes exactly one of {names}{found}.")
         place = self.asked_as if given[0] in self.asked_as else f"{self.asked_as}.{given[0]}"
         kind, text = self._kind_and_text()
-        if not text:
-            raise MalformedStructure(f"{place} is empty.")
+        if not text or (kind == "grammar" and text.isspace()):
+            remedy = "say what the answer may be, or leave it out."
+            raise MalformedStructure(f"{place} is empty: {remedy}")
         if len(text) > MAX_CHARS:
             size = f"{len(text):,} characters: use at most {MAX_CHARS:,}."
             raise MalformedStructure(f"{place} has {size}")
@@ -69,7 +71,11 @@ class StructuredOutputsParams:
 
     def _kind_and_text(self) -> tuple[str, str]:
         if self.regex is not None:
-            return "regex", self.regex
+            try:
+                return "regex", plain_regex(self.regex)
+            except UnsupportedRegex as error:
+                where = "the regular expression"
+                raise MalformedStructure(f"{self.asked_as}: in {where} {error}.") from None
         if self.choice is not None:
             return "grammar", _one_of(self.choice)
         if self.grammar is not None:
@@ -81,15 +87,16 @@ class StructuredOutputsParams:
         return "compact" if on_one_line else "json", text
 
     def _schema(self) -> str:
-        schema: Any = self.json
         try:
-            if isinstance(schema, str):
-                schema = json.loads(schema)
+            schema = json.loads(self.json if isinstance(self.json, str) else json.dumps(self.json))
             check_schema(schema)
             return json.dumps(schema)  # the order of properties is that of the answer
         except UnsupportedSchema as error:
             raise MalformedStructure(f"{self.asked_as}: in the schema {error}.") from None
-        except (ValueError, TypeError, RecursionError) as error:
+        except RecursionError:
+            text = "the schema is nested too deeply: nest it less."
+            raise MalformedStructure(f"{self.asked_as}: {text}") from None
+        except (ValueError, TypeError) as error:
             raise MalformedStructure(f"{self.asked_as}: the schema is no JSON: {error}.") from None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dualpace import SamplingParams, StructuredOutputsParams
-from dualpace.runtime.json_schema import UnsupportedSchema, check_schema
+from dualpace.runtime.json_schema import MAX_DEPTH, UnsupportedSchema, check_schema
 from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.sampling_params import InvalidParameter
 from dualpace.runtime.structured import MAX_CHARS
@@ -45,6 +45,9 @@ def test_a_schema_is_handed_on_in_its_order() -> None:
         assert json.loads(made.text) == PERSON
         assert made.text.index('"name"') < made.text.index('"born"') < made.text.index('"pair"')
     assert form(json=True).text == "true"
+    asked = {"type": "string", "pattern": r"a\:\ \d"}
+    assert json.loads(form(json=asked).text)["pattern"] == r"a: \d"
+    assert asked["pattern"] == r"a\:\ \d"
 
 
 def test_the_other_ways() -> None:
@@ -70,9 +73,11 @@ def test_it_goes_with_the_rules_to_the_engine() -> None:
         ({}, "takes exactly one of json, json_object, regex, choice and grammar."),
         ({"json_object": False}, "takes exactly one of"),
         ({"regex": "a", "choice": ["a"]}, "and grammar, not regex and choice."),
-        ({"regex": ""}, "structured_outputs.regex is empty."),
-        ({"choice": []}, "structured_outputs.choice is empty."),
-        ({"grammar": ""}, "structured_outputs.grammar is empty."),
+        ({"regex": ""}, "structured_outputs.regex is empty: say what the answer may be, or leave"),
+        ({"choice": []}, "structured_outputs.choice is empty: "),
+        ({"grammar": " "}, "structured_outputs.grammar is empty: "),
+        ({"regex": "a^b"}, "structured_outputs: in the regular expression '^' inside cannot be"),
+        ({"json": "[" * 50_000}, "structured_outputs: the schema is nested too deeply: nest it"),
         ({"json": "{"}, "structured_outputs: the schema is no JSON: Expecting property name"),
         ({"json": ""}, "the schema is no JSON"),
         ({"json": "[1]"}, "in the schema $ is no schema: it must be an object or a boolean."),
@@ -119,6 +124,21 @@ def test_what_is_no_form_is_refused(asked: dict[str, Any], sentence: str) -> Non
         ({"type": "integer", "multipleOf": 2, "minimum": 0}, "'multipleOf' beside 'minimum'"),
         ({"type": "object", "required": ["b"]}, "'required' names 'b', which 'properties' lacks"),
         ({"type": "object", "properties": {"a": 5}}, "$.properties.a is no schema"),
+        ({"type": "string", "pattern": "a^b"}, "in 'pattern' '^' inside cannot be enforced"),
+        ({"type": "string", "pattern": 5}, "'pattern' is 5: it must be a string at $"),
+        ({"type": "string", "minLength": -1}, "'minLength' is -1: it must be an integer from 0"),
+        ({"type": "string", "maxLength": 2**63}, "is 9223372036854775808: it must be an integer"),
+        ({"type": "array", "minItems": True}, "'minItems' is true: it must be an integer"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "must be at most 'maxLength', which"),
+        ({"type": "array", "minContains": 2}, "'minContains' cannot be enforced at $"),
+        ({"$ref": 5}, "'$ref' is 5: it must be a string at $"),
+        ({"type": "object", "properties": []}, "'properties' is []: it must be an object"),
+        ({"type": "object", "required": [1]}, "'required' is [1]: it must be a list of strings"),
+        ({"enum": []}, "'enum' is []: it must be a list of one value or more"),
+        ({"type": "integer", "minimum": "a"}, "'minimum' is \"a\": it must be a number"),
+        ({"type": "integer", "maximum": 2**64}, "it must be from -9223372036854775807 to 9223"),
+        ({"type": "integer", "multipleOf": 0}, "'multipleOf' is 0: it must be an integer above 0"),
+        ({"type": "strin"}, "'type' is \"strin\": it must be of object, array"),
     ],
 )
 def test_what_a_schema_asks_for_in_vain_is_named(schema: Any, sentence: str) -> None:
@@ -127,9 +147,11 @@ def test_what_a_schema_asks_for_in_vain_is_named(schema: Any, sentence: str) -> 
     assert sentence in str(refusal.value)
 
 
-def test_a_deep_schema_is_read_to_its_end() -> None:
-    schema: Any = {"not": {}}
-    for _ in range(5000):
+def test_a_deep_schema_is_refused() -> None:
+    schema: Any = {}
+    for depth in range(1, 5000):
+        if depth == MAX_DEPTH:
+            check_schema(schema)
         schema = {"type": "array", "items": schema}
-    with pytest.raises(UnsupportedSchema, match="'not'"):
+    with pytest.raises(UnsupportedSchema, match="nests more than 64 schemas in each other"):
         check_schema(schema)

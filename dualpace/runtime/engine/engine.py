@@ -180,9 +180,12 @@ class LLMEngine:
             self._refuse(conversation, str(error), "prompt")
         self._changed()
 
-    def _refuse(self, conversation: Conversation, text: str, param: str) -> None:
+    def _refuse(
+        self, conversation: Conversation, text: str, param: str, is_busy: bool = False
+    ) -> None:
         """After what is known of it already."""
-        self._completions.put_nowait(messages.Refused(conversation.request.id, text, param))
+        refused = messages.Refused(conversation.request.id, text, param, is_busy)
+        self._completions.put_nowait(refused)
         self._forget(conversation, refused=True)
 
     def _cancel(self, request_id: int) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from dualpace.runtime.engine.conversations import Conversation
-from dualpace.runtime.engine.forms import FormRefused, Forms
+from dualpace.runtime.engine.forms import FormRefused, Forms, FormsBusy
 from dualpace.runtime.structured import Structure
 
 log = logging.getLogger(__name__)
@@ -16,10 +16,10 @@ class Openings:
         self,
         forms: Forms,
         admit: Callable[[Conversation], None],
-        refuse: Callable[[Conversation, str, str], None],
+        refuse: Callable[[Conversation, str, str, bool], None],
     ) -> None:
-        """Of each conversation one is called, unless it is cancelled: `refuse` with a sentence and
-        the parameter to blame."""
+        """Of each conversation one is called, unless it is cancelled: `refuse` with a sentence, the
+        parameter to blame and whether it may do later."""
         self._forms = forms
         self._admit = admit
         self._refuse = refuse
@@ -39,17 +39,17 @@ class Openings:
         return task is not None and task.cancel()
 
     async def _open(self, conversation: Conversation, structure: Structure) -> None:
-        refusal = ""
+        refusal, is_busy = "", False
         try:
             conversation.keep_to(await self._forms.guide(structure))
         except FormRefused as error:
-            refusal = str(error)
+            refusal, is_busy = str(error), isinstance(error, FormsBusy)
         except Exception:
             log.exception("a form could not be compiled")
             refusal = "it could not be compiled: the server's log says more"
         del self._tasks[conversation.request.id]
         if refusal:
             blamed = structure.asked_as
-            self._refuse(conversation, f"{blamed}: {refusal}.", blamed)
+            self._refuse(conversation, f"{blamed}: {refusal}.", blamed, is_busy)
         else:
             self._admit(conversation)

@@ -52,6 +52,8 @@ def as_api_error(error: Exception) -> APIError:
         case ChatError():
             text = str(error)
             return APIError(400, f"{text[:1].upper()}{text[1:]}.", "messages", "invalid_value")
+        case RequestRefused(is_busy=True):
+            return APIError(503, str(error), error.param, "busy")
         case RequestRefused():
             code = "request_refused" if error.param == "prompt" else "invalid_value"
             return APIError(400, str(error), error.param, code)

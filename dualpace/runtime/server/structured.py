@@ -45,7 +45,8 @@ class ResponseFormat(_Words):
             param = "response_format.json_schema"
             raise APIError(400, f"'{param}' is missing.", param, "missing_required_parameter")
         self.json_schema.refuse_extra("response_format.json_schema")
-        return StructuredOutputsParams(json=self.json_schema.schema_, asked_as="response_format")
+        name = "response_format.json_schema.schema"
+        return StructuredOutputsParams(json=self.json_schema.schema_, asked_as=name)
 
 
 class StructuredOutputs(_Words):

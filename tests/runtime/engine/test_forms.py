@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dualpace.runtime.engine.forms import FormRefused, Forms
+from dualpace.runtime.engine.forms import FormRefused, Forms, FormsBusy
 from dualpace.runtime.structured import Structure
 from tests.runtime.engine.forms_case import SevensCompiler
 
@@ -65,6 +65,36 @@ def test_a_slow_one_is_refused_stops_no_other_and_is_ready_later() -> None:
         assert (await forms.guide(form("slow 1 9"))).allows(1)
 
     assert play(story, limit_s=0) == ["slow 1 9", "2 9"]
+
+
+def test_who_waits_for_a_thread_is_not_told_to_be_simpler() -> None:
+    async def story(forms: Forms, compiler: SevensCompiler) -> None:
+        slow = [asyncio.create_task(forms.guide(form(f"slow {i} 9"))) for i in (1, 2)]
+        while len(compiler.compiled) < 2:
+            await asyncio.sleep(0)
+        with pytest.raises(FormsBusy, match="send it again"):
+            await forms.guide(form("3 9"))
+        compiler.may_go_on.set()
+        await asyncio.gather(*slow)
+        forms._queue_limit_s = 60
+        assert (await forms.guide(form("4 9"))).allows(4)
+
+    assert sorted(play(story, queue_limit_s=0.01)) == ["4 9", "slow 1 9", "slow 2 9"]
+
+
+def test_forms_over_the_limit_make_room_up_to_a_bound() -> None:
+    async def story(forms: Forms, compiler: SevensCompiler) -> None:
+        for i in range(4):
+            with pytest.raises(FormRefused, match="to compile"):
+                await forms.guide(form(f"slow {i} 9"))
+        forms._queue_limit_s = 0.01
+        with pytest.raises(FormsBusy):
+            await forms.guide(form("5 9"))
+        compiler.may_go_on.set()
+        forms._queue_limit_s = forms._limit_s = 60
+        assert (await forms.guide(form("6 9"))).allows(6)
+
+    assert sorted(play(story, limit_s=0)) == ["6 9", *(f"slow {i} 9" for i in range(4))]
 
 
 def test_who_gives_up_takes_nothing_from_the_others() -> None:

@@ -90,10 +90,10 @@ class FakeEngine:
         request_id = int(message.request_ids[i])
         rules = json.loads(message.rules or "{}").get(str(i), {})
         kind = bytes(t for t in prompt if t < EOS).decode(errors="replace").split(" ")[0]
-        if kind == "refuse":
+        if kind in ("refuse", "busy"):
             *_, blamed = rules.get("structure", ["prompt"])
             text = f"the {blamed} needs more memory than there is"
-            self.link.send(messages.Refused(request_id, text, blamed))
+            self.link.send(messages.Refused(request_id, text, blamed, kind == "busy"))
             return
         if kind == "die":
             os._exit(3)

@@ -20,9 +20,9 @@ def arrives(client, **body):
 
 
 def test_openais_words_arrive(client):
-    name, text = "response_format", json.dumps(SCHEMA)
+    name, text = "response_format.json_schema.schema", json.dumps(SCHEMA)
     assert arrives(client, response_format=FORMAT) == ["compact", text, name]
-    anything = ["json", '{"type": "object"}', name]
+    anything = ["json", '{"type": "object"}', "response_format"]
     assert arrives(client, response_format={"type": "json_object"}) == anything
     assert arrives(client, response_format={"type": "text"}) is None
     messages = [{"role": "user", "content": "params"}]
@@ -80,12 +80,12 @@ def test_vllms_words_arrive(client, way, value, kind, meant):
                     "json_schema": {"name": "x", "schema": {"type": "array", "contains": {}}},
                 }
             },
-            "response_format",
-            "response_format: in the schema 'contains' cannot be enforced at $.",
+            "response_format.json_schema.schema",
+            "response_format.json_schema.schema: in the schema 'contains' cannot be enforced at $.",
         ),
         ({"structured_outputs": {}}, "structured_outputs", "takes exactly one of json, "),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "not json and"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice is empty."),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice is empty: "),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "a string"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "a JSON schema, or its"),
         (
@@ -93,7 +93,7 @@ def test_vllms_words_arrive(client, way, value, kind, meant):
             "structured_outputs.structural_tag",
             "is not supported by this server",
         ),
-        ({"guided_regex": ""}, "guided_regex", "guided_regex is empty."),
+        ({"guided_regex": ""}, "guided_regex", "guided_regex is empty: "),
         (
             {"guided_regex": "a", "response_format": FORMAT},
             "guided_regex",
@@ -112,3 +112,11 @@ def test_the_engines_refusal_blames_the_form(server):
     for stream in (False, True):
         error = refusal(post(server, "completions", body | {"stream": stream}))
         assert (error["param"], error["code"]) == ("response_format", "invalid_value")
+
+
+def test_a_form_that_found_no_thread_may_be_sent_again(server):
+    body = {"prompt": "busy", "response_format": {"type": "json_object"}}
+    response = post(server, "completions", body)
+    assert response.headers["Retry-After"] == "1"
+    error = refusal(response, 503)
+    assert (error["param"], error["code"]) == ("response_format", "busy")
