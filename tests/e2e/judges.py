@@ -14,7 +14,7 @@ from dualpace import Output, SamplingParams
 from tests.e2e.logprobs import check_output
 from tests.graphs.uniform import uniform
 from tests.runtime.worker.reference import Reference, draw, edit
-from tests.runtime.worker.rig import Talk
+from tests.runtime.worker.talks import Talk
 
 
 @dataclass(frozen=True)

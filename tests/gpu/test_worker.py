@@ -20,7 +20,8 @@ from tests.runtime.worker.checksums import checksums
 from tests.runtime.worker.edits_case import run_edits
 from tests.runtime.worker.lockstep_case import run_lockstep
 from tests.runtime.worker.reference import Reference
-from tests.runtime.worker.rig import GPU_BLOCKS, HOST_BLOCKS, Rig, Talk
+from tests.runtime.worker.rig import GPU_BLOCKS, HOST_BLOCKS, Rig
+from tests.runtime.worker.talks import Talk
 from tests.tiny_settings import settings
 
 LAYERS = 5

@@ -18,9 +18,9 @@ from tests.runtime.worker.rig import (
     LAYERS,
     HeldCopies,
     Rig,
-    Talk,
     WildCopies,
 )
+from tests.runtime.worker.talks import Talk
 from tests.tiny_settings import settings
 
 

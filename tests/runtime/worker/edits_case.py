@@ -8,7 +8,8 @@ from dualpace.runtime.routing import Route
 from dualpace.runtime.structured import Structure
 from dualpace.runtime.types import RowKind
 from tests.runtime.worker.reference import Reference
-from tests.runtime.worker.rig import Rig, Talk
+from tests.runtime.worker.rig import Rig
+from tests.runtime.worker.talks import Talk
 
 EVERYTHING = LogitRules(
     min_p=0.05,

@@ -3,7 +3,8 @@
 from dualpace.runtime.types import RowKind
 from tests.runtime.worker.edits_case import BIASED, EVERYTHING, matter
 from tests.runtime.worker.reference import Reference
-from tests.runtime.worker.rig import Rig, Talk
+from tests.runtime.worker.rig import Rig
+from tests.runtime.worker.talks import Talk
 
 
 def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Talk]) -> None:

@@ -8,7 +8,7 @@ from dualpace.graphs.executor import Stages
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.sampling import SamplingRows, sample
 from dualpace.graphs.source import resolve_source
-from tests.runtime.worker.rig import Talk
+from tests.runtime.worker.talks import Talk
 
 
 class Reference:

@@ -6,8 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,11 +14,9 @@ import torch
 from dualpace.runtime import messages as m
 from dualpace.runtime.assist import AssistBuffer
 from dualpace.runtime.channel import Channel
-from dualpace.runtime.engine.edits import Editor, encode_edits
-from dualpace.runtime.engine.guides import Guide
+from dualpace.runtime.engine.edits import encode_edits
 from dualpace.runtime.lockstep import LockstepBuffer
-from dualpace.runtime.logit_rules import LogitRules, words_of_mask
-from dualpace.runtime.logprobs import TokenLogprobs, by_place
+from dualpace.runtime.logprobs import by_place
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.shared_memory import SharedRegion
@@ -30,6 +27,7 @@ from dualpace.runtime.worker import build
 from dualpace.runtime.worker.copies import CopyEngine, CopyJob
 from dualpace.runtime.worker.link import LifelineClosedError, Link
 from dualpace.runtime.worker.progress import Progress
+from tests.runtime.worker.talks import Talk
 from tests.servers import PATIENCE_S
 
 GPU_BLOCKS, HOST_BLOCKS = 40, 48
@@ -134,68 +132,6 @@ class Peer:
             assert not self._thread.is_alive()
         self.theirs.close()
         self.channel.close()
-
-
-class Thirds:
-    """A form: a token leaves the rest by 3 that the number of those before it does."""
-
-    vocab = 300
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-
-    def accept_token(self, token_id: int) -> bool:
-        accepts = token_id % 3 == self.num_tokens % 3
-        self.num_tokens += accepts
-        return accepts
-
-    def fill_next_token_bitmask(self, bitmask: np.ndarray) -> bool:
-        tokens = np.arange(bitmask.size * 32)
-        bits = tokens % 3 == self.num_tokens % 3
-        bitmask[:] = np.packbits(bits, bitorder="little").view(np.int32)
-        return True
-
-    def is_completed(self) -> bool:
-        return False
-
-
-@dataclass
-class Talk:
-    """A request: prompt and output so far, and its blocks in the pool where it lives."""
-
-    id: int
-    tokens: list[int]
-    temperature: float = 0.0
-    blocks: list[int] = field(default_factory=list)
-    rules: LogitRules = field(default_factory=LogitRules)  # set before the first step
-    logprobs: int | None = None  # that it asks for
-    told: list[TokenLogprobs] = field(default_factory=list)  # of each token of its output
-    num_followed: int = 0  # tokens of its output that its form has been told
-
-    def __post_init__(self) -> None:
-        self.prompt_len = len(self.tokens)
-
-    @cached_property
-    def editor(self) -> Editor:
-        guide = Guide(Thirds(), words_of_mask(Thirds.vocab)) if self.rules.structure else None
-        return Editor(self.rules, self.prompt_len, (), guide)
-
-    def catch_up(self) -> None:
-        """Its form with its output."""
-        guide, new = self.editor.guide, self.output[self.num_followed :]
-        assert guide is None or all(guide.follow(token) for token in new)
-        self.num_followed = len(self.output)
-
-    @property
-    def output(self) -> list[int]:
-        return self.tokens[self.prompt_len :]
-
-    @property
-    def uniform(self) -> float:
-        return self.uniform_at(len(self.tokens))
-
-    def uniform_at(self, position: int) -> float:
-        return (self.id * 0.37 + position * 0.211) % 1.0
 
 
 @dataclass

@@ -9,7 +9,8 @@ from dualpace.runtime.routing import Route
 from tests.runtime.worker.device_fake import device_rig
 from tests.runtime.worker.edits_case import run_edits
 from tests.runtime.worker.reference import Reference
-from tests.runtime.worker.rig import Rig, Talk
+from tests.runtime.worker.rig import Rig
+from tests.runtime.worker.talks import Talk
 
 
 @pytest.fixture(params=["stand-in", "device"])

@@ -8,7 +8,8 @@ import pytest
 from tests.runtime.worker.device_fake import device_rig
 from tests.runtime.worker.lockstep_case import run_lockstep
 from tests.runtime.worker.reference import Reference
-from tests.runtime.worker.rig import Rig, Talk
+from tests.runtime.worker.rig import Rig
+from tests.runtime.worker.talks import Talk
 
 
 @pytest.fixture(params=["stand-in", "device"])
