@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,13 @@ pytest_plugins = ("tests.times",)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Threads that wait for each other crawl when other work shares the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_each_time() -> None:
+    """What a test draws without a seed of its own is what it drew the last time."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
