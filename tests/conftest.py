@@ -25,8 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(autouse=True)
-def same_numbers_each_time() -> None:
+def pytest_runtest_setup() -> None:
     """What a test draws without a seed of its own is what it drew the last time."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
