@@ -79,9 +79,10 @@ def _options(arguments: Sequence[str] | None, parts: Sequence[str]) -> argparse.
             raise ConfigError(f"--trace={file} is not a file; give the trace's path.")
     if "padding" in options.parts and not options.trace:
         raise ConfigError("padding needs --trace FILE, the CSV file of an Azure trace.")
-    resolve_source(options.model)
     chosen = [*(options.parts or usual), *(["padding"] if options.trace else [])]
     options.parts = list(dict.fromkeys(chosen))
+    if set(usual) & set(options.parts):  # the others take no model, or settings that name one
+        resolve_source(options.model)
     return options
 
 

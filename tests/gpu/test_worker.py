@@ -100,7 +100,7 @@ def bf16(make_plan: Callable[..., Plan]) -> Iterator[Rig]:
 def talks(*lengths: int, temperature: float = 0.0) -> list[Talk]:
     mix = random.Random(sum(lengths))
     return [
-        Talk(i + 1, [mix.randrange(300) for _ in range(n)], temperature)
+        Talk(i + 1, [mix.randrange(300) for _ in range(n)], temperature, vocab=CONFIG["vocab_size"])
         for i, n in enumerate(lengths)
     ]
 
@@ -274,13 +274,13 @@ def test_bf16_on_either_side_is_near_float32(
         seen: list[torch.Tensor] = []
         for route in (Route.FULL_CPU, Route.SPLIT_FINAL):
             run = bf16.cpu_worker._routes[route]
-            inner = run.tokens
+            inner = run.draw
 
-            def tokens(x, sampling, inner=inner):  # what the last layer left
+            def draw(x, sampling, inner=inner):  # what the last layer left
                 seen.append(x.clone())
                 return inner(x, sampling)
 
-            run.tokens = tokens
+            run.draw = draw
         for route in Route:
             bf16.cpu_step(made, route)
             x = seen[-1]

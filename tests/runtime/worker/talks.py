@@ -14,8 +14,6 @@ from dualpace.runtime.logprobs import TokenLogprobs
 class Thirds:
     """A form: a token leaves the rest by 3 that the number of those before it does."""
 
-    vocab = 300
-
     def __init__(self) -> None:
         self.num_tokens = 0
 
@@ -44,6 +42,7 @@ class Talk:
     blocks: list[int] = field(default_factory=list)
     rules: LogitRules = field(default_factory=LogitRules)  # set before the first step
     logprobs: int | None = None  # that it asks for
+    vocab: int = 300
     told: list[TokenLogprobs] = field(default_factory=list)  # of each token of its output
     num_followed: int = 0  # tokens of its output that its form has been told
 
@@ -52,7 +51,7 @@ class Talk:
 
     @cached_property
     def editor(self) -> Editor:
-        guide = Guide(Thirds(), words_of_mask(Thirds.vocab)) if self.rules.structure else None
+        guide = Guide(Thirds(), words_of_mask(self.vocab)) if self.rules.structure else None
         return Editor(self.rules, self.prompt_len, (), guide)
 
     def catch_up(self) -> None:
