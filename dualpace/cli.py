@@ -11,7 +11,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 import hydra
@@ -35,6 +34,7 @@ from dualpace.settings.schema import (
     SystemConfig,
 )
 from dualpace.settings.wording import sentence, unknown_option
+from dualpace.version import version
 
 log = logging.getLogger(__name__)
 register()
@@ -98,7 +98,7 @@ def _command(name: str, body: Callable[[Any], None]) -> None:
             print(help_text(name, sys.argv[1:]))
             return
         if "--version" in sys.argv:
-            print(f"DualPace {version('dualpace')}")
+            print(f"DualPace {version()}")
             return
         _, unknown = get_args_parser().parse_known_args()
         if unknown:

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "dualpace"
 # place: `config.py` is a component's schema, plain data that settings compose, and `bench.py` a
 # command that measures its component.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors.py", "block.py", "options.py"),
+    ("errors.py", "version.py", "block.py", "options.py"),
     ("config.py",),
     ("cpu",),
     ("graphs",),

@@ -1,5 +1,6 @@
 """The commands as a person meets them: what is printed where, exit codes, no stray files."""
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dualpace.version import version
 from tests.servers import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +58,14 @@ def test_a_reader_that_has_enough_is_no_fault(arguments: list[str], tmp_path: Pa
 
 def test_the_version_is_ours(tmp_path: Path) -> None:
     assert run("serve", "--version", cwd=tmp_path).stdout.startswith("DualPace ")
+
+
+def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_found)
+    assert version() == "0+checkout"
 
 
 def test_cfg_job_prints_the_configuration_and_leaves_no_file(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from dualpace.runtime.bench.progress import progress
 from dualpace.runtime.bench.start import running_server
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
 from dualpace.settings.schema import BenchConfig
+from dualpace.version import version
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def label(config: BenchConfig) -> str:
 
 def machine() -> dict[str, Any]:
     return {
-        "dualpace": version("dualpace"),
+        "dualpace": version(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": cpu_name(),

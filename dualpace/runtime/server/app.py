@@ -1,7 +1,6 @@
 """The routes. Each is a few lines: what it answers is decided in `service`."""
 
 import time
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,10 +14,11 @@ from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
 from dualpace.runtime.server.service import Service
 from dualpace.runtime.server.streams import Answer
 from dualpace.runtime.server.tokens import DetokenizeRequest, TokenizeRequest
+from dualpace.version import version
 
 
 def build_app(service: Service) -> FastAPI:
-    app = FastAPI(title="DualPace", version=version("dualpace"), openapi_url=None)
+    app = FastAPI(title="DualPace", version=version(), openapi_url=None)
     errors.install(app)
     app.add_middleware(BodyLimit)
     app.add_middleware(CountRequests, registry=service.metrics.registry)
@@ -82,6 +82,6 @@ def build_app(service: Service) -> FastAPI:
 
     @app.get("/version")
     async def show_version() -> dict[str, str]:
-        return {"version": version("dualpace")}
+        return {"version": version()}
 
     return app
