@@ -56,7 +56,7 @@ class Layers:
         self.pre[0].check(program.x, places, self.caches[0])
         place(program.products, places, self.caches[0])
         program.begin(self.decoder, self.caches[0], scale)
-        self._places = places  # which the kernels read
+        self._places, self._scale = places, scale  # the kernels read the places
 
     def run(self, x: Tensor) -> Tensor:
         """bf16 [rows, H] behind the last layer; overwritten by the next round."""
@@ -71,6 +71,8 @@ class Layers:
 
     def attend(self, layer: int, x: Tensor, out: Tensor) -> None:
         """x bf16 [rows, H] up to attention's output [rows, N * D], into `out`; whole rows both."""
+        if self._rooms.state != self._state:  # a product between two layers made the rooms grow
+            self.begin(len(x), self._places, self._scale)
         program = self._current
         assert x.shape == program.x.shape and out.shape == program.attended.shape
         assert x.dtype == out.dtype == torch.bfloat16 and x.stride(1) == out.stride(1) == 1

@@ -130,6 +130,30 @@ def test_memory_that_another_product_made_grow_is_found_again() -> None:
     layers = Layers(model.pre, model.post, caches, model.decoder, model.rooms)
     layers.begin(4, places, 0.125)
     before = layers.run(x).clone()
-    TileLinear(bf16(32, 8192), unit=UNIT, scratch=model.rooms.tiles)(bf16(500, 8192))
+    grow(model.rooms)
     layers.begin(4, places, 0.125)
     assert torch.equal(layers.run(x), before)
+
+
+def test_memory_may_grow_between_the_layers_of_a_round() -> None:
+    """As it does where post-attention is several products, of a rank or of another backend."""
+    model = Model()
+    x, places, pool = model.begin(4)
+    expected_pool = pool.clone()
+    q = model.pre[0](x, places, expected_pool[:, 0])
+    expected = torch.empty_like(q)
+    model.decoder.run(q, expected_pool[:, 0], 0.125, expected)
+    layers = Layers(model.pre, None, list(pool.unbind(1)), model.decoder, model.rooms)
+    layers.begin(4, places, 0.125)
+    left = model.rooms.tiles._buffer  # which nobody else keeps
+    grow(model.rooms)
+    assert left is not model.rooms.tiles._buffer
+    left.fill_(7)
+    out = torch.empty(4, 384, dtype=torch.bfloat16)
+    layers.attend(0, x, out)
+    assert torch.equal(out.view_as(expected), expected) and torch.equal(pool, expected_pool)
+    assert (left == 7).all()
+
+
+def grow(rooms: Rooms) -> None:
+    TileLinear(bf16(32, 8192), unit=UNIT, scratch=rooms.tiles)(bf16(500, 8192))
