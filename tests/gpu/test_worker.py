@@ -3,6 +3,7 @@ the dense model; in bf16 every place that computes is near it; blocks move bit b
 
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -291,10 +292,15 @@ def test_bf16_on_either_side_is_near_float32(
 
 @pytest.fixture(scope="module", params=["float32", "bf16"])
 def paired(make_plan: Callable[..., Plan], request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """Rounds may carry host rows in lockstep (neo)."""
+    """Rounds may carry host rows in lockstep (neo). The CPU worker looks for them without a pause,
+    here in a thread that must let the other one run.
+    """
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
     made = Rig(make_plan("policy=neo", f"model.dtype={request.param}"), CopyEngine, True)
     yield made
     made.close()
+    sys.setswitchinterval(usual_s)
 
 
 def test_host_rows_in_lockstep(paired: Rig, reference: Reference, source: str) -> None:

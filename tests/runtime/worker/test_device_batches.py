@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from dualpace.graphs.gpu.attention import PagedRows
+from dualpace.graphs.gpu.peer_sums import MAX_ROWS
 from dualpace.runtime.worker.cuda.batches import (
     aligned,
     host_blocks,
@@ -14,6 +15,7 @@ from dualpace.runtime.worker.cuda.batches import (
     same_kind,
     sources,
 )
+from dualpace.runtime.worker.cuda.warm_up import batches
 from dualpace.runtime.worker.rows import DecodeArrays, PromptRow
 from tests.runtime.worker.checksums import checksums
 
@@ -67,3 +69,19 @@ def test_a_checksum_sees_any_bit_and_the_order() -> None:
     assert checksums(same) == [one, two]
     assert checksums(changed)[0] == one and checksums(changed)[1] != two
     assert checksums(swapped)[0] != one
+
+
+def test_the_warm_up_of_ranks_goes_beyond_what_peers_add_up() -> None:
+    """To sizes of both kinds that kernels are specialised for; prompts stay within the context."""
+
+    def sizes(tp: int, limit: int, context: int = 4096) -> set[int]:
+        model = SimpleNamespace(max_context=context, vocab=300)
+        plan = SimpleNamespace(model=model, gpu=SimpleNamespace(tp=tp, max_batched_tokens=limit))
+        rounds = list(batches([1, 8, 256], True, plan))  # type: ignore[arg-type]
+        assert max((n for r in rounds for n in r.num_tokens), default=0) <= context
+        return {int(r.num_tokens.sum()) for r in rounds}
+
+    assert max(sizes(1, 2048)) == 256
+    beyond = {n for n in sizes(2, 2048, 100) if n > MAX_ROWS}
+    assert {n % 16 == 0 for n in beyond} == {True, False}
+    assert max(sizes(2, 256)) == 256

@@ -2,11 +2,9 @@
 
 # mypy: allow-untyped-calls
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dualpace.graphs.gpu import attention
@@ -15,15 +13,12 @@ from dualpace.graphs.gpu.stream_words import StreamWords
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.weights import DTYPES, Weights
-from dualpace.runtime.logit_rules import words_of_mask
-from dualpace.runtime.messages import Edits, GpuBatch, asks_for
+from dualpace.runtime.messages import GpuBatch
 from dualpace.runtime.order import OrderLeader
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.types import RowKind, TransferKind
-from dualpace.runtime.wire import U8
 from dualpace.runtime.wiring import kv_layout
 from dualpace.runtime.worker.accelerator import AcceleratorWorker, Rounds
-from dualpace.runtime.worker.cuda import lockstep
+from dualpace.runtime.worker.cuda import lockstep, warm_up
 from dualpace.runtime.worker.cuda import model as device_model
 from dualpace.runtime.worker.cuda.assists import AssistGraphs, DeviceAssists
 from dualpace.runtime.worker.cuda.compiles import Compiles
@@ -92,7 +87,7 @@ def build_device(
     transfers = DeviceTransfers(pool, hosts)
     rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries)
     with progress.phase("warm_up", "warming up"):
-        _warm_up(rounds, transfers, buckets, write_out is not None)
+        _warm_up(rounds, transfers, warm_up.batches(buckets, write_out is not None, plan))
     assists = None
     if assists_reachable:
         with progress.phase("assists", "capturing assists"):
@@ -133,7 +128,7 @@ def _paired(
         # Ranks share the answers: none has ended before all have asked for the last time, since
         # what follows adds up.
         exchange.buffer.answer_all(True)
-        for batch in _warm_up_pairs(model.buckets, plan.cpu.max_batch_size):
+        for batch in warm_up.pairs(model.buckets, plan.cpu.max_batch_size):
             _run(paired, batch)
         exchange.buffer.answer_all(False)
     return paired
@@ -144,18 +139,6 @@ def _run(rounds: DeviceRounds | PairedRounds, batch: GpuBatch) -> None:
         pass
     torch.cuda.synchronize()
     rounds.take_finished()
-
-
-def _warm_up_pairs(buckets: Sequence[int], max_host_rows: int) -> Iterator[GpuBatch]:
-    """Host rows of the scratch block beside decodes, beside prompts, and alone."""
-    largest = min(16, buckets[-1], max_host_rows)
-    for temperature in (0.0, 0.7):
-        for count in sorted({1, min(3, largest), largest}):
-            kinds = RowKind.HOST_FIRST, RowKind.HOST_SECOND
-            first, second = ([(kind, 5, 1)] * count for kind in kinds)
-            for own in ([(RowKind.DECODE, 5, 1)], [(RowKind.PREFILL_GPU, 0, 16)], []):
-                for host in (first, second, (first + second)[-max_host_rows:]):
-                    yield _batch(own + host, temperature)
 
 
 def _folder(plan: Plan) -> Path | None:
@@ -190,88 +173,9 @@ def _host_pools(plan: Plan, link: Link, ranks: Ranks, progress: Progress) -> lis
         ]
 
 
-def _warm_up(
-    rounds: DeviceRounds, transfers: DeviceTransfers, buckets: Sequence[int], host_tier: bool
-) -> None:
-    """Runs prompts of the kinds and sizes that kernels are specialised for, in scratch blocks."""
-    with torch.inference_mode():
-        vocab = rounds.model.forward.vocab
-        for batch in _warm_up_batches(buckets, host_tier, vocab):
-            _run(rounds, batch)
-            transfers.take_ended()
-
-
-def _warm_up_batches(buckets: Sequence[int], host_tier: bool, vocab: int) -> Iterator[GpuBatch]:
-    hosts = (RowKind.PREFILL_CPU,) if host_tier else ()
-    if host_tier:
-        for count in (1, 3, 16):
-            for kind in (TransferKind.SWAP_OUT, TransferKind.SWAP_IN):
-                yield _batch([], 0.0, kind, count)
-    for count in buckets:  # each may have products of its own
-        yield _batch([(RowKind.PREFILL_GPU, 0, count)], 0.0)
-    for count in (1, 16, 33, 50, 64, 96, 97):
-        for kind in (RowKind.PREFILL_GPU, *hosts):
-            for temperature in (0.0, 0.7):
-                yield _batch([(kind, 0, count)], temperature)
-        yield _batch([(RowKind.DECODE, 5, 1), (RowKind.PREFILL_GPU, 32, count)], 0.0)
-        yield _batch([(RowKind.DECODE, 5, 1), (RowKind.PREFILL_GPU, 0, count)], 0.7)
-    # Loads what is only ever launched.
-    for rows in ([(RowKind.DECODE, 5, 1)], [(RowKind.PREFILL_GPU, 0, 16)]):
-        asks = np.full(1, asks_for(1), np.uint8)
-        yield replace(_batch(rows, 0.7), edits=_every_edit(vocab), logprobs=asks)
-
-
-def _every_edit(vocab: int) -> U8:
-    """Each kind of edit, for the first row of a batch."""
-    place, value = np.zeros(1, np.int32), np.ones(1, np.float32)
-    edits = Edits(
-        rows=place,
-        min_p=value,
-        presence=value,
-        frequency=value,
-        repetition=value,
-        bias_owner=place,
-        bias_token=place,
-        bias=value,
-        only=np.ones(1, np.uint8),
-        seen_owner=place,
-        seen_token=place,
-        seen_count=place,
-        masked=np.ones(1, np.uint8),
-        masks=np.full(words_of_mask(vocab), -1, np.int32),
-    )
-    return np.frombuffer(edits.encode(), np.uint8)
-
-
-def _batch(
-    rows: Sequence[tuple[RowKind, int, int]],
-    temperature: float,
-    move: TransferKind = TransferKind.SWAP_OUT,
-    num_moved: int = 0,
-) -> GpuBatch:
-    """Rows of (kind, start, tokens), and a swap of the scratch block, so many times over."""
-    kinds, starts, counts = np.array(rows, np.int64).reshape(-1, 3).T
-    num_blocks = -(-(starts + counts) // 16)
-    num_rows = len(rows)
-    return GpuBatch(
-        step=0,
-        epoch=0,
-        request_ids=np.arange(num_rows, dtype=np.int64),
-        kinds=kinds.astype(np.uint8),
-        starts=starts.astype(np.int32),
-        num_tokens=counts.astype(np.int32),
-        sample=np.ones(num_rows, np.uint8),
-        transfer_ids=np.full(num_rows, -1, np.int64),
-        token_ids=np.ones(int(counts.sum()), np.int32),
-        block_offsets=np.concatenate(([0], np.cumsum(num_blocks))).astype(np.int32),
-        blocks=np.zeros(int(num_blocks.sum()), np.int32),
-        temperature=np.full(num_rows, temperature, np.float32),
-        top_k=np.full(num_rows, 4, np.int32),
-        top_p=np.full(num_rows, 0.9, np.float32),
-        uniform=np.full(num_rows, 0.5, np.float32),
-        migration_ids=np.zeros(min(num_moved, 1), np.int64),
-        migration_kinds=np.full(min(num_moved, 1), move, np.uint8),
-        migration_offsets=np.array([0, num_moved][: 1 + min(num_moved, 1)], np.int32),
-        source_blocks=np.zeros(num_moved, np.int32),
-        target_blocks=np.zeros(num_moved, np.int32),
-    )
+@torch.inference_mode()
+def _warm_up(rounds: DeviceRounds, transfers: DeviceTransfers, batches: Iterable[GpuBatch]) -> None:
+    for batch in batches:
+        _run(rounds, batch)
+        _run(rounds, batch)
+        transfers.take_ended()
