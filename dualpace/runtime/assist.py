@@ -42,7 +42,7 @@ class AssistLayout:
     """Where each tensor lies. Activations have `itemsize` bytes an element; rows are contiguous."""
 
     max_rows: int
-    hidden: int  # H: residual and result rows
+    hidden: int  # H: residual rows, before and after
     attention_width: int  # q_heads * head_dim: attention rows
     itemsize: int
     attention_parts: int = 1  # CPU ranks: each writes the columns of its own heads
@@ -68,7 +68,6 @@ class AssistLayout:
             "tokens": 4 * rows,
             "logprobs": 4 * rows * self.logprob_words,
             "residual": rows * self.hidden * self.itemsize,
-            "result": rows * self.hidden * self.itemsize,
         }
         for rank in range(self.attention_parts):
             sizes[f"attention_{rank}"] = rows * width * self.itemsize

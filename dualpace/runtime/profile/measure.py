@@ -85,12 +85,13 @@ def _primitives(
     cpu, layers = station.cpu, station.cpu.num_layers
     x, attention, sampling = _activations(rows, station)
     positions = torch.full((rows,), sweep.calibration_context - 1)
-    client = cpu.client
+    client, there = cpu.client, cpu.client.shared.residual[:rows]
     calls: dict[str, Callable[[int], object]] = {
         "post_attention": lambda i: cpu.full.finish_layer(i % layers, attention, x),
         "post_layer": lambda i: cpu.full.draw(x, sampling),
-        "write": lambda i: client.write(x),  # attention writes its output there itself
-        "read": lambda i: client.shared.result[:rows].clone(),
+        # Attention writes its output there itself, and a layer's output stays there.
+        "write": lambda i: client.write(there),
+        "read": lambda i: client.shared.residual[:rows],
         "write_final": lambda i: client.write(x, sampling),
         "pre_attention": lambda i: cpu.stages.pre_attention(i % layers, x, positions),
     }

@@ -19,8 +19,9 @@ _NOBODY = np.empty(0, np.int64)
 
 
 class Activations:
-    """`residual` and `result` [max_rows, H], `attention_parts` [max_rows, N * D], the columns of
-    one CPU rank each, and `attention`, that of `rank`: shared memory.
+    """`residual` [max_rows, H], whose place the layer's output takes, `attention_parts`
+    [max_rows, N * D], the columns of one CPU rank each, and `attention`, that of `rank`: shared
+    memory.
     """
 
     def __init__(self, buffer: AssistBuffer, dtype: torch.dtype, rank: int = 0) -> None:
@@ -34,7 +35,6 @@ class Activations:
         parts = range(buffer.layout.attention_parts)
         self.attention_parts = [view(f"attention_{part}") for part in parts]
         self.attention = self.attention_parts[rank]
-        self.result = view("result")
 
     def sampling(self, num_rows: int) -> SamplingArrays:
         """The sampling rows of the published batch, copied out."""

@@ -66,7 +66,7 @@ class AssistService:
         drawn = self._stages.draw(x, sampling) if sampling is not None else None
         sampled = time.monotonic()
         if drawn is None:
-            self._shared.result[:rows].copy_(x)
+            self._shared.residual[:rows].copy_(x)
         else:
             self._shared.write_drawn(drawn)
         moved_out = time.monotonic()

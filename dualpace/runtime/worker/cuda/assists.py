@@ -213,7 +213,7 @@ class DeviceAssists:
             told = graphs.sample(graphs.bucket(rows), sampling)
         marks.append(DeviceEvent(timed=True))
         if sampling is None:
-            shared.result[:rows].copy_(mine.x[:rows], non_blocking=True)
+            shared.residual[:rows].copy_(mine.x[:rows], non_blocking=True)
         else:
             self._tokens[:rows].copy_(mine.tokens[:rows], non_blocking=True)
         if told is not None:
