@@ -1,6 +1,7 @@
-"""Stands for the benchmark in a process of its own: tokens/s grow with P; P = 7 cannot be served.
+"""Stands for the benchmark in a process of its own: tokens/s grow with P, and with every run of P;
+P = 7 cannot be served. Host batches up to P rows, of four sizes, run Full-CPU.
 
-Counts its runs in a file beside the trace.
+Counts its runs in the trace.
 """
 
 import json
@@ -9,14 +10,20 @@ from pathlib import Path
 
 options = dict(argument.split("=", 1) for argument in sys.argv[1:])
 p = int(options["assist.post_attention_limit"])
-with Path(options["trace"]).open("a") as runs:
+trace = Path(options["trace"])
+again = trace.read_text().split().count(str(p))
+with trace.open("a") as runs:
     runs.write(f"{p}\n")
 if p == 7:
     sys.exit("out of luck")
+full = sum(rows <= p for rows in (8, 60, 70, 80))
 found = {
-    "window_output_tokens_per_s": 100.0 + p,
+    "window_output_tokens_per_s": 100.0 + p + 10 * again,
     "window_requests_per_s": 1.0,
     "p99_itl_ms": 5.0,
-    "stats": {"tokens": {"gpu": 30, "cpu": 10}},
+    "stats": {
+        "tokens": {"gpu": 30, "cpu": 10},
+        "routes": {"FULL_CPU": full, "FUSED_ASSIST": 4 - full},
+    },
 }
 print(json.dumps(found))

@@ -55,13 +55,52 @@ def test_the_fitted_pair_is_set_beside_the_others_and_the_scores(
     assert result["fitted"] == (48, 40)
     assert result["fitted_of_best"] == pytest.approx(148 / 164)
     assert result["within"] is False and not result["failed"]
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
-    assert table == [
-        "| 64, 32 | 164 | 100.0 % | 30.5 | 3 |",
-        "| 48, 40 (fitted) | 148 | 90.2 % | 10.5 | 1 |",
-        "| 0, 0 | 100 | 61.0 % | 13.0 | 2 |",
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("| ")][2:] == [
+        "| 64, 32 | 164 | 100.0 % |  | 2 / 0 / 2 | 30.5 | 3 |",
+        "| 48, 40 (fitted) | 148 | 90.2 % |  | 1 / 0 / 3 | 10.5 | 1 |",
+        "| 0, 0 | 100 | 61.0 % |  | 0 / 0 / 4 | 13.0 | 2 |",
     ]
-    assert by_pair(result)[0, 0]["host_share"] == 0.25
+    assert printed[-2] == "The fitted pair is 9.8 % below the best, (64, 32)."
+    assert "not known: turns=2" in printed[-1]
+    assert by_pair(result)[0, 0]["runs"][0]["host_share"] == 0.25
+
+
+def test_turns_alternate_and_tell_how_far_a_pair_is_from_itself(
+    order: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = compare.run({**order, "turns": "3"})
+    assert runs(order) == [48, 0, 64, 64, 0, 48, 48, 0, 64]
+    assert by_pair(result)[64, 32]["tokens_per_s"] == pytest.approx(174)
+    assert by_pair(result)[64, 32]["spread"] == pytest.approx(20 / 174)
+    assert result["noise"] == pytest.approx(20 / 110)  # of 0, 0
+    assert result["fitted_of_best"] == pytest.approx(158 / 174)
+    assert result["within"]  # 9.2 % below the best, and a pair differs from itself by more
+    printed = capsys.readouterr().out.splitlines()
+    assert "| 64, 32 | 174 | 100.0 % | 11.5 % | 6 / 0 / 6 | 30.5 | 3 |" in printed
+    assert printed[-1] == "Two runs of one pair lie up to 18.2 % apart."
+
+
+def test_more_turns_serve_only_those_that_are_new(order: dict[str, str]) -> None:
+    compare.run(order)
+    compare.run({**order, "turns": "2"})
+    assert runs(order) == [48, 0, 64, 64, 0, 48]
+
+
+def test_pairs_that_chose_the_same_routes_are_named(
+    order: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = compare.run({**order, "pairs": "0:0,1:0,64:32,50:0"})
+    assert by_pair(result)[50, 0]["runs"][0]["routes"] == {
+        "full_cpu": 1,
+        "split_final": 0,
+        "fused_assist": 3,
+    }
+    assert result["alike_best"] == 0.75
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "(48, 40) and (50, 0) chose the same route for nearly all host batches.",
+        "(0, 0) and (1, 0) chose the same route for nearly all host batches.",
+    ]
 
 
 def test_a_rerun_serves_only_what_is_missing_or_was_asked_otherwise(order: dict[str, str]) -> None:
@@ -74,10 +113,11 @@ def test_a_rerun_serves_only_what_is_missing_or_was_asked_otherwise(order: dict[
 
 
 def test_a_pair_that_fails_leaves_the_others_and_a_log(order: dict[str, str]) -> None:
-    result = compare.run({**order, "pairs": "7:0,64:32"})
+    result = compare.run({**order, "pairs": "7:0,64:32", "turns": "2"})
     assert list(by_pair(result)) == [(48, 40), (64, 32)]
     assert list(result["failed"]) == ["7:0"]
-    assert "out of luck" in (Path(order["out"]) / "7-0.log").read_text()
+    assert "out of luck" in (Path(order["out"]) / "7-0-1.log").read_text()
+    assert runs(order).count(7) == 1
 
 
 def test_without_a_profile_pairs_are_ranked_by_throughput_alone(order: dict[str, str]) -> None:
