@@ -7,7 +7,6 @@ as one and are handed out without a task or queue per request. Knows token ids, 
 import asyncio
 import json
 import logging
-import signal
 import socket
 import subprocess
 import time
@@ -20,7 +19,7 @@ import numpy as np
 from dualpace.runtime import logprobs, messages
 from dualpace.runtime.connection import Connection
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.process import send, start_process
+from dualpace.runtime.process import ending, send, start_process
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.submissions import Submission, encode
 from dualpace.runtime.token_stream import Admission, TokenStream
@@ -305,6 +304,4 @@ class EngineClient:
 def _how_it_ended(status: int | None) -> str:
     if status is None:
         return "the engine process closed its connection"
-    if status < 0:
-        return f"the engine process was ended by signal {signal.Signals(-status).name}"
-    return f"the engine process ended with status {status}"
+    return f"the engine process {ending(status)}"

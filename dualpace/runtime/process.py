@@ -63,6 +63,14 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "Tt"  # the name before it may hold anything
 
 
+def ending(status: int) -> str:
+    """How a process ended, by its exit status: `ended with status 1`."""
+    if status >= 0:
+        return f"ended with status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was ended by signal {names.get(-status, -status)}"
+
+
 def frame(message: Message) -> bytearray:
     """`message` with its length in front, as it travels through a socket."""
     buffer = bytearray(_LENGTH.size + message.nbytes())

@@ -12,7 +12,7 @@ import pytest
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.messages import Phase
-from dualpace.runtime.process import receive, send, start_process
+from dualpace.runtime.process import ending, receive, send, start_process
 from dualpace.runtime.shared_memory import SharedRegion
 from tests.servers import PATIENCE_S
 
@@ -91,3 +91,16 @@ def test_memory_that_is_not_there_is_refused_in_a_sentence(
 
     with pytest.raises(ConfigError, match=r"^pool needs 1\.00 GiB of memory and only 0\.50 GiB"):
         SharedRegion.create("pool", 2**30, available)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (0, "ended with status 0"),
+        (7, "ended with status 7"),
+        (-11, "was ended by signal SIGSEGV"),
+        (-40, "was ended by signal 40"),  # a real-time signal has no name
+    ],
+)
+def test_how_a_process_ended_is_said_by_name(status: int, said: str) -> None:
+    assert ending(status) == said

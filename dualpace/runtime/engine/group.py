@@ -17,7 +17,7 @@ import numpy as np
 from dualpace.runtime.channel import Channel
 from dualpace.runtime.engine.worker_handle import WorkerHandle
 from dualpace.runtime.messages import Failed, Phase, Ready, TransfersDone
-from dualpace.runtime.process import PEER_LOST
+from dualpace.runtime.process import PEER_LOST, ending
 from dualpace.runtime.wire import Message
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class WorkerGroup:
         self.ready = False
         if self._cannot_start:
             return
-        self._lose(f"{dead.name} ended with status {status}", status not in _ENDED_BY_OTHERS)
+        self._lose(f"{dead.name} {ending(status)}", status not in _ENDED_BY_OTHERS)
         if not any(rank.is_running for rank in self.ranks):
             self._on_loss(self._is_at_fault)
 

@@ -20,6 +20,7 @@ from dualpace.cpu.topology import format_cpus, shares
 from dualpace.errors import ConfigError
 from dualpace.runtime.messages import CpuBatch, Phase, Ready, StepDone
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.process import ending
 from dualpace.runtime.profile.peer import RankProcess, WorkerEndedError
 from dualpace.runtime.profile.points import Point
 from dualpace.runtime.profile.setting import measuring_plan
@@ -84,7 +85,7 @@ def _hear(rank: RankProcess, *kinds: type[Message]) -> list[Message]:
             if len(found) < len(kinds) and isinstance(message, kinds[len(found)]):
                 found.append(message)
         if rank.pidfd in ready and len(found) < len(kinds):
-            raise WorkerEndedError("a CPU rank has ended; its messages above say why")
+            raise WorkerEndedError(f"a CPU rank {ending(rank.process.wait())}")
     return found
 
 

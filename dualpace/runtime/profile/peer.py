@@ -17,7 +17,7 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.channel import Channel, silence
 from dualpace.runtime.messages import Failed, GpuBatch, Hello, Phase, Ready, StepDone
 from dualpace.runtime.plan import Plan
-from dualpace.runtime.process import send, start_process
+from dualpace.runtime.process import ending, send, start_process
 from dualpace.runtime.wire import Message
 from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 
@@ -128,7 +128,7 @@ class GpuPeer:
         for rank in self._ranks:
             if rank.pidfd in ready:
                 status = rank.process.wait()
-                raise WorkerEndedError(f"the GPU worker ended with status {status}")
+                raise WorkerEndedError(f"the GPU worker {ending(status)}")
 
     def take(self, kind: type[M]) -> list[M]:
         """All messages of this kind that have been received."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.process import ending
 from dualpace.runtime.profile.child import Order, point_file
 from dualpace.runtime.profile.points import Point, all_points, chosen
 from dualpace.runtime.profile.progress import SweepBar, is_newer, last_line
@@ -163,7 +164,7 @@ def run_child(order: Order, log_file: Path, timeout_s: float, look: Callable[[],
             if time.monotonic() > deadline:
                 return f"stopped after profile.timeout_s={timeout_s:g} s"
         look()
-        return "" if process.returncode >= 0 else f"ended by signal {-process.returncode}"
+        return "" if process.returncode >= 0 else ending(process.returncode)
     finally:
         process.kill()  # its GPU worker dies with it
         process.wait()
