@@ -1,11 +1,15 @@
 """Weights of a Source: safetensors folder, GGUF file or random numbers, packed as stages want them.
 
-Files are mapped, never read whole; each part is written once, straight into its packed tensor. A
-rank of a tensor-parallel group reads its own rows and columns alone.
+Files are mapped, never read whole; each part is written once, straight into its packed tensor, or,
+on its way to another device, into host memory that all tensors pass through. A rank of a
+tensor-parallel group reads its own rows and columns alone.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +27,7 @@ from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.source import Source
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.weights import (
+    CPU,
     Cut,
     Weights,
     cuts,
@@ -45,20 +50,24 @@ class TensorFile(Protocol):
 
 
 def load_weights(
-    source: Source, dtype: torch.dtype, seed: int = 0, shard: Shard = WHOLE
+    source: Source,
+    dtype: torch.dtype,
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    device: torch.device = CPU,
 ) -> Weights:
-    """Load the shard's part on the CPU in `dtype`; `seed` is that of random weights. ConfigError
+    """Load the shard's part on `device` in `dtype`; `seed` is that of random weights. ConfigError
     for a file that is damaged or does not belong to the source's configuration.
     """
     spec = source.spec
     if source.kind == "random":
-        return random_weights(spec, dtype, seed, shard)
-    family = family_of(spec.architecture)
+        return random_weights(spec, dtype, seed, shard, device)
+    family, new = family_of(spec.architecture), _maker(spec, shard, dtype, device)
     if source.kind == "safetensors":
         assert source.path is not None
-        return _assemble(spec, shard, family.hf_names, SafetensorsFolder(source.path), dtype)
+        return _assemble(spec, shard, family.hf_names, SafetensorsFolder(source.path), new)
     assert source.file is not None
-    weights = _assemble(spec, shard, family.gguf_names, GGUFTensors(source.file), dtype)
+    weights = _assemble(spec, shard, family.gguf_names, GGUFTensors(source.file), new)
     if family.gguf_permuted:
         local = shard.local(spec)
         for layer in weights.layers:
@@ -109,14 +118,38 @@ class SafetensorsFolder:
             out.copy_(part[rows.start : rows.stop, columns.start : columns.stop])
 
 
+# Makes a tensor of a shape, which the function given fills on the host.
+Maker = Callable[[tuple[int, ...], Callable[[Tensor], None]], Tensor]
+
+
+def _maker(spec: ModelSpec, shard: Shard, dtype: torch.dtype, device: torch.device) -> Maker:
+    if device == CPU:
+
+        def here(shape: tuple[int, ...], fill: Callable[[Tensor], None]) -> Tensor:
+            out = torch.empty(shape, dtype=dtype)
+            fill(out)
+            return out
+
+        return here
+    largest = max(math.prod(cut.shape) for cut in cuts(spec, shard).values())
+    passage = torch.empty(largest, dtype=dtype, pin_memory=device.type == "cuda")
+
+    def there(shape: tuple[int, ...], fill: Callable[[Tensor], None]) -> Tensor:
+        host = passage[: math.prod(shape)].view(shape)
+        fill(host)
+        return host.to(device, copy=True)
+
+    return there
+
+
 def _assemble(
-    spec: ModelSpec, shard: Shard, names: TensorNames, file: TensorFile, dtype: torch.dtype
+    spec: ModelSpec, shard: Shard, names: TensorNames, file: TensorFile, new: Maker
 ) -> Weights:
     parts = cuts(spec, shard)
 
     def read(name: str, stored: list[str], shape: tuple[int, ...]) -> Tensor:
         _check_shapes(file, stored, shape)
-        return _read_cut(file, stored, parts[name], dtype)
+        return new(parts[name].shape, partial(_read_cut, file, stored, parts[name]))
 
     top_names = dict(names.top)
     if spec.tied and not file.has(top_names["embed"]) and file.has(top_names["head"]):
@@ -147,9 +180,9 @@ def _check_shapes(file: TensorFile, stored: list[str], wanted: tuple[int, ...]) 
         )
 
 
-def _read_cut(file: TensorFile, stored: list[str], cut: Cut, dtype: torch.dtype) -> Tensor:
-    """The part of the tensors, one below the other, that the cut names."""
-    out, done, first = cut.empty(dtype), 0, 0  # rows written, and rows before a stored tensor
+def _read_cut(file: TensorFile, stored: list[str], cut: Cut, out: Tensor) -> None:
+    """Write the part of the tensors, one below the other, that the cut names."""
+    done, first = 0, 0  # rows written, and rows before a stored tensor
     for name in stored:
         after = first + file.shape(name)[0]
         for rows in cut.rows:
@@ -160,4 +193,3 @@ def _read_cut(file: TensorFile, stored: list[str], cut: Cut, dtype: torch.dtype)
                 done += stop - start
         first = after
     out[done:] = out[done - 1 : done]
-    return out

@@ -11,6 +11,7 @@ from torch import Tensor
 from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.spec import ModelSpec
 from dualpace.graphs.weights import (
+    CPU,
     Cut,
     Weights,
     cuts,
@@ -26,7 +27,11 @@ _PIECE = 1 << 20  # elements of whole rows that are made at once to be cut
 
 
 def random_weights(
-    spec: ModelSpec, dtype: torch.dtype, seed: int = 0, shard: Shard = WHOLE
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    device: torch.device = CPU,
 ) -> Weights:
     """The shard's part of the same model in every process, made at the speed of memory.
 
@@ -44,10 +49,10 @@ def random_weights(
     def make(name: str, shape: tuple[int, ...]) -> Tensor:
         nonlocal place
         if name.endswith("norm"):
-            return torch.ones(shape, dtype=dtype)
+            return torch.ones(shape, dtype=dtype, device=device)
         fan_in = shape[1] if len(shape) == 2 else 100  # a bias: standard deviation 0.1
         if fan_in not in blocks:
-            blocks[fan_in] = (unit / math.sqrt(fan_in)).to(dtype)
+            blocks[fan_in] = (unit / math.sqrt(fan_in)).to(dtype).to(device)
         place = (place + 1_000_003) % size
         return _cut(parts[name], shape, blocks[fan_in], place)
 
@@ -64,7 +69,7 @@ def _cut(cut: Cut, shape: tuple[int, ...], block: Tensor, place: int) -> Tensor:
     width = math.prod(shape[1:])
     columns = cut.columns or range(width)
     step = shape[0] if len(columns) == width else max(1, _PIECE // width)
-    out = cut.empty(block.dtype).view(-1, len(columns))
+    out = block.new_empty(cut.shape).view(-1, len(columns))
     done = 0
     for rows in cut.rows:
         for start in range(rows.start, rows.stop, step):
@@ -73,7 +78,7 @@ def _cut(cut: Cut, shape: tuple[int, ...], block: Tensor, place: int) -> Tensor:
             if len(columns) == width:
                 tile(target.view(-1), block, (place + start * width) % len(block))
             else:
-                whole = torch.empty(count, width, dtype=block.dtype)
+                whole = block.new_empty(count, width)
                 tile(whole.view(-1), block, (place + start * width) % len(block))
                 target.copy_(whole[:, columns.start : columns.stop])
             done += count

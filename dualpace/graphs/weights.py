@@ -16,6 +16,7 @@ from torch import Tensor
 from dualpace.graphs.shard import Shard
 from dualpace.graphs.spec import ModelSpec
 
+CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -89,11 +90,11 @@ class Cut:
     columns: range | None  # None: of a vector
     padding: int = 0  # rows that repeat the last one
 
-    def empty(self, dtype: torch.dtype) -> Tensor:
-        """A new tensor for the part."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the part."""
         height = sum(map(len, self.rows)) + self.padding
-        shape = (height,) if self.columns is None else (height, len(self.columns))
-        return torch.empty(shape, dtype=dtype)
+        return (height,) if self.columns is None else (height, len(self.columns))
 
 
 def cuts(spec: ModelSpec, shard: Shard) -> dict[str, Cut]:

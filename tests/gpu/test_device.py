@@ -20,7 +20,6 @@ from dualpace.graphs.gpu.skinny import Skinny
 from dualpace.graphs.random_weights import random_weights
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
-from dualpace.graphs.weights import LayerWeights, Weights
 
 CUDA = torch.device("cuda")
 SPEC = ModelSpec(
@@ -48,18 +47,8 @@ if attention.choose(torch.bfloat16).name == "flashinfer":
     KINDS.append("flashinfer")
 
 
-def on_device(weights: Weights) -> Weights:
-    layers = [
-        LayerWeights(*(None if t is None else t.to(CUDA) for t in values))
-        for values in ([getattr(layer, n) for n in layer.__slots__] for layer in weights.layers)
-    ]
-    tops = (weights.embed, weights.final_norm, weights.head)
-    embed, norm, head = (t.to(CUDA) for t in tops)
-    return Weights(embed, tuple(layers), norm, head)
-
-
 def make_forward(dtype: torch.dtype, cuts: dict[str, Skinny]) -> Forward:
-    weights = on_device(random_weights(SPEC, dtype, seed=3))
+    weights = random_weights(SPEC, dtype, seed=3, device=CUDA)
     cos, sin = (t.to(CUDA) for t in rope_table(SPEC, SPEC.max_context))
     choices = Choices({(product, BUCKET): how for product, how in cuts.items()})
     return Forward(SPEC, weights, cos, sin, 64, choices)
@@ -138,7 +127,7 @@ def test_every_way_to_replay_gives_the_same_tokens(kind: str) -> None:
 @pytest.mark.parametrize("cuts", [{}, CUTS], ids=["library", "skinny"])
 def test_a_layer_in_bf16_is_near_float32(cuts: dict[str, Skinny]) -> None:
     forward = make_forward(torch.bfloat16, cuts)
-    full = on_device(random_weights(SPEC, torch.float32, seed=3))
+    full = random_weights(SPEC, torch.float32, seed=3, device=CUDA)
     rows = Rows.empty(SPEC, BUCKET, torch.bfloat16, CUDA)
     rows.x.normal_()
     rows.attn.normal_()

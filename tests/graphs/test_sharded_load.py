@@ -90,6 +90,26 @@ def test_random(size: int, dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(padded[-1], padded[100 - (size - 1) * len(padded) - 1 :][0])
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "gguf", "random"])
+def test_weights_on_another_device_are_the_same(kind: str, tmp_path: Path) -> None:
+    """What a file holds passes through one piece of host memory; "cpu:0" is another than "cpu"."""
+    model, path = save_tiny(tmp_path, FAMILIES["llama"]), tmp_path
+    if kind == "gguf":
+        path = tmp_path / "model.gguf"
+        write_gguf(path, model, "llama")
+    source = resolve_source(str(path))
+    if kind == "random":
+        source = Source("random", None, source.spec, "random")
+    shard = Shard(1, 2)
+    wanted, got, elsewhere = (
+        load_weights(source, torch.float32, 3, shard, torch.device(device))
+        for device in ("cpu", "cpu:0", "meta")
+    )
+    both = zip(got.tensors(), wanted.tensors(), strict=True)
+    assert all(torch.equal(a, b) for a, b in both)
+    assert all(tensor.is_meta for tensor in elsewhere.tensors())
+
+
 class Counting:
     """A TensorFile that counts the elements asked for, by tensor."""
 

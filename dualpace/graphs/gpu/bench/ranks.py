@@ -35,7 +35,7 @@ from dualpace.graphs.shapes import SHAPES
 from dualpace.graphs.shard import WHOLE, Shard
 from dualpace.graphs.source import Source
 from dualpace.graphs.spec import ModelSpec
-from dualpace.graphs.weights import LayerWeights, Weights
+from dualpace.graphs.weights import Weights
 
 ROWS = (1, 8, 64, 256)  # of a decode step
 PROMPT = 2048
@@ -163,7 +163,7 @@ def check(bench: RankBench, form: str) -> None:
     source = Source("random", None, spec, "random")
     errors = {}
     for dtype in (torch.float32, torch.bfloat16):
-        weights = on_device(load_weights(source, dtype, 0, shard_of(bench, form)), bench.device)
+        weights = load_weights(source, dtype, 0, shard_of(bench, form), bench.device)
         model = Model(bench, make_forward(bench, spec, weights, form), 64)
         key = f"{form} {str(dtype).removeprefix('torch.')}"
         tokens, logits = bench.checked[key] = decode_some(bench, model)
@@ -223,19 +223,6 @@ def decode_some(bench: RankBench, model: Model) -> tuple[Tensor, Tensor]:
     torch.cuda.synchronize()
     assert first is not None
     return torch.stack(tokens).cpu(), first.cpu()
-
-
-def on_device(weights: Weights, device: torch.device) -> Weights:
-    def move(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(device)
-
-    fields = [f.name for f in dataclasses.fields(LayerWeights)]
-    layers = tuple(
-        LayerWeights(**{name: move(getattr(layer, name)) for name in fields})  # type: ignore[arg-type]
-        for layer in weights.layers
-    )
-    top = (weights.embed.to(device), weights.final_norm.to(device), weights.head.to(device))
-    return Weights(top[0], layers, top[1], top[2])
 
 
 # ---- fast?

@@ -148,10 +148,10 @@ def _folder(plan: Plan) -> Path | None:
 def _weights(plan: Plan, ranks: Ranks, device: torch.device, progress: Progress) -> Weights:
     source = resolve_source(plan.model.source)
     with progress.phase("weights", f"loading {plan.model.name}"):
-        weights = load_weights(source, DTYPES[plan.model.dtype], plan.model.seed, ranks.shard)
+        dtype, seed = DTYPES[plan.model.dtype], plan.model.seed
+        weights = load_weights(source, dtype, seed, ranks.shard, device)
         progress.bytes["weights"] = weights.num_bytes()
-    with progress.phase("weights_to_gpu", "copying weights to the GPU"):
-        return device_model.on_device(weights, device)
+    return weights
 
 
 def _host_pools(plan: Plan, link: Link, ranks: Ranks, progress: Progress) -> list[RegisteredPool]:

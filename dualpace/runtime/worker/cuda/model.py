@@ -6,7 +6,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from dualpace.graphs.gpu.peer_sums import PeerSums
 from dualpace.graphs.gpu.skinny import MAX_ROWS
 from dualpace.graphs.rope import rope_table
 from dualpace.graphs.spec import ModelSpec
-from dualpace.graphs.weights import LayerWeights, Weights
+from dualpace.graphs.weights import Weights
 from dualpace.runtime.worker.ranks import ALONE, Ranks
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
@@ -51,21 +51,6 @@ class DeviceModel:
 def buckets_up_to(largest: int) -> tuple[int, ...]:
     """Row counts that a decode step is captured for."""
     return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
-
-
-def on_device(weights: Weights, device: torch.device) -> Weights:
-    """The same weights there; a tied head stays tied."""
-
-    def move(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(device)
-
-    layers = tuple(
-        LayerWeights(**{f.name: move(getattr(layer, f.name)) for f in fields(layer)})  # type: ignore[arg-type]
-        for layer in weights.layers
-    )
-    embed = weights.embed.to(device)
-    head = embed if weights.head is weights.embed else weights.head.to(device)
-    return Weights(embed, layers, weights.final_norm.to(device), head)
 
 
 def make_forward(
