@@ -132,7 +132,7 @@ def _maker(spec: ModelSpec, shard: Shard, dtype: torch.dtype, device: torch.devi
 
         return here
     largest = max(math.prod(cut.shape) for cut in cuts(spec, shard).values())
-    passage = torch.empty(largest, dtype=dtype, pin_memory=device.type == "cuda")
+    passage = torch.empty(largest, dtype=dtype)  # pinned memory would never be given back
 
     def there(shape: tuple[int, ...], fill: Callable[[Tensor], None]) -> Tensor:
         host = passage[: math.prod(shape)].view(shape)
