@@ -84,11 +84,13 @@ def alike(one: Row, other: Row) -> float | None:
 
 
 def table(rows: Sequence[Row], fitted: Pair | None) -> list[str]:
-    """Markdown: from the best throughput down; routes are host batches by Full-CPU, Split-Final and
-    Fused-Assist."""
+    """Markdown: from the best throughput down, with the score's rank and host batches by route."""
     ranks = score_ranks(rows)
-    head = "| P, F | output tokens/s | of the best | spread | routes | score, ms | score's rank |"
-    lines = [head, "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| P, F | output tokens/s | of the best | spread | full / split / fused | score, ms "
+        "| score's rank |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     ordered = by_rate(rows)
     for row in ordered:
         cells = (
