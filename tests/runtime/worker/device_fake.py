@@ -224,7 +224,7 @@ def _build(plan: Plan, link: Link, progress: Progress, _: object) -> Accelerator
     moves = transfers.DeviceTransfers(pool, [registered])
     compiles: Any = SimpleNamespace(ready=lambda: None, after_ready=0)
     write_out = transfers.WriteOut([registered])
-    main = rounds.DeviceRounds(made, moves, write_out, compiles, boundaries=not paired)
+    main = rounds.DeviceRounds(made, moves, write_out, compiles, not paired, None if paired else 1)
     if link.lockstep is None:
         graphs = assists.AssistGraphs(forward, plan.cpu.max_batch_size, _ignore)
         served = assists.DeviceAssists(link, graphs, torch.float32, own_stream=False)

@@ -40,6 +40,10 @@ from dualpace.runtime.worker.ranks import (
     order_of,
 )
 
+# Stage tasks queued behind the one on the device, by the way assists are served: between them, so
+# that an assist waits for two at most, or beside them, so that launching them never blocks.
+_AHEAD = {"boundary": 1, "stream": 16}
+
 
 def build_device(
     plan: Plan, link: Link, progress: Progress, assists_reachable: bool
@@ -56,6 +60,7 @@ def build_device(
     weights = _weights(plan, ranks, device, progress)
     choice = attention.choose(dtype)
     buckets = device_model.buckets_up_to(plan.gpu.max_batch_size)
+    ahead = _AHEAD[plan.assist.mode] if assists_reachable else None
     boundaries = assists_reachable and plan.assist.mode == "boundary"
     spec = resolve_source(plan.model.source).spec
     beside = plan.cpu.max_batch_size if link.lockstep is not None else 0  # host rows of a round
@@ -85,7 +90,7 @@ def build_device(
         )
     write_out = WriteOut(hosts) if plan.kv.host_blocks else None
     transfers = DeviceTransfers(pool, hosts)
-    rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries)
+    rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries, ahead)
     with progress.phase("warm_up", "warming up"):
         _warm_up(rounds, transfers, warm_up.batches(buckets, write_out is not None, plan))
     assists = None

@@ -3,6 +3,8 @@
 # mypy: allow-untyped-calls
 
 import time
+from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -29,6 +31,27 @@ class DeviceEvent:
     def seconds_since(self, earlier: "DeviceEvent") -> float:
         """Device time between two timed events that have fired."""
         return float(earlier.event.elapsed_time(self.event)) / 1e3
+
+
+class Lead:
+    """How many stage tasks may be queued behind the one that the device is at.
+
+    A stream takes only so many launches: a thread that queues more waits inside the driver, a task
+    of the device at a time, and looks for assists no sooner. The last `always` tasks of a round are
+    queued at once, so that preparing the next one is hidden.
+    """
+
+    def __init__(
+        self, most: int, always: int, mark: Callable[[], DeviceEvent] = DeviceEvent
+    ) -> None:
+        self._always, self._mark = always, mark
+        self._marks: deque[DeviceEvent] = deque(maxlen=most + 1)
+
+    def blockers(self, tasks_left: int) -> list[DeviceEvent]:
+        """Called when a task has been queued: what must have ended before the next one may be."""
+        self._marks.append(self._mark())
+        is_full = len(self._marks) == self._marks.maxlen
+        return [self._marks[0]] if is_full and tasks_left > self._always else []
 
 
 class DeviceClock:

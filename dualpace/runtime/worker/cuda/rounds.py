@@ -29,7 +29,7 @@ from dualpace.runtime.worker.activations import logprob_rows
 from dualpace.runtime.worker.copies import Event
 from dualpace.runtime.worker.cuda import batches
 from dualpace.runtime.worker.cuda.compiles import Compiles
-from dualpace.runtime.worker.cuda.events import DeviceClock, DeviceEvent
+from dualpace.runtime.worker.cuda.events import DeviceClock, DeviceEvent, Lead
 from dualpace.runtime.worker.cuda.model import DeviceModel, second_kv
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, WriteOut
 from dualpace.runtime.worker.drawn import NOTHING, HostDrawn, host_drawn
@@ -37,8 +37,7 @@ from dualpace.runtime.worker.edits import logit_edits
 from dualpace.runtime.worker.rows import Asking, GpuWork, Int32, Int64, gpu_work
 
 _READS = 4  # pinned buffers for tokens on their way to the host
-_AHEAD = 1  # stage tasks queued behind the one on the device, where assists are served between
-_LAST = 4  # segments queued at once at a round's end, so that preparing the next one is hidden
+_LAST = 4  # stage tasks that are queued at once at a round's end
 
 Tasks = Iterator[list[Event]]
 Sampling = Generator[list[Event], None, Tensor | None]
@@ -63,8 +62,8 @@ class Launched:
 
 
 class DeviceRounds:
-    """Runs batches in order. `boundaries`: stage by stage, with at most one task queued behind the
-    one on the device; else as far ahead as there are batches.
+    """Runs batches in order. `boundaries`: decodes too stage by stage. `ahead`: stage tasks queued
+    behind the one on the device at most; None: as far as there are batches.
     """
 
     def __init__(
@@ -74,10 +73,12 @@ class DeviceRounds:
         write_out: WriteOut | None,
         compiles: Compiles,
         boundaries: bool,
+        ahead: int | None = None,
     ) -> None:
         self.model, self._transfers, self._write_out = model, transfers, write_out
         self._compiles = compiles
         self._boundaries = boundaries
+        self._lead = None if ahead is None else Lead(ahead, _LAST)
         self._clock = DeviceClock()
         self._launched: deque[Launched] = deque()
         self._index: dict[int, int] = {}  # request -> its entry of `model.sampled`
@@ -105,7 +106,6 @@ class DeviceRounds:
             torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
             for _ in range(_READS)
         )
-        self._marks: deque[DeviceEvent] = deque(maxlen=_AHEAD + 1)
 
     # ---- what the worker asks
 
@@ -296,10 +296,7 @@ class DeviceRounds:
 
     def _boundary(self, tasks_left: int) -> list[Event]:
         """What must have ended before the next task may be queued."""
-        if not self._boundaries:
-            return []
-        self._marks.append(DeviceEvent())
-        return [self._marks[0]] if tasks_left > _LAST and len(self._marks) > _AHEAD else []
+        return [] if self._lead is None else [*self._lead.blockers(tasks_left)]
 
 
 class OwnAttention:
