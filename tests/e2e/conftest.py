@@ -1,6 +1,8 @@
 """Engines in float32 with their logs, and who judges what they say."""
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from dualpace import LLM
 from tests.e2e.live import Workers, orderly_workers, slow_workers
+from tests.servers import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.e2e.judges import Judge, TinyJudge
@@ -52,6 +55,17 @@ def serving(folder: Path, model: str = "random:tiny", **overrides: Any) -> Itera
     }
     with LLM(model, **settings) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def no_memory_left() -> Iterator[None]:
+    """A server that asks for it is gone without a trace before the module's end."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    deadline = time.monotonic() + PATIENCE_S
+    while left := set(os.listdir("/dev/shm")) - before:  # of others' too, who end theirs
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def read_rounds(folder: Path) -> list[Record]:

@@ -1,25 +1,21 @@
-"""What the README's first screen shows a newcomer works as it stands, but for the port."""
+"""What the README shows a newcomer first works as it stands, but for the port; a server that is
+killed leaves nothing behind.
+"""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from tests.e2e.live import slow_workers
-from tests.servers import PATIENCE_S, reserve_port
+from tests.e2e.server_process import ROOT, Server, by_make
+from tests.servers import PATIENCE_S
 
-ROOT = Path(__file__).parents[2]
 MODEL = "SmolLM2-135M-Instruct"
 HBM_TOKENS = 160
 LONG = "I like to know things. " * (HBM_TOKENS // 5)  # goes to the host
@@ -46,52 +42,34 @@ def code_blocks(language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """`make serve`, ready; its accelerator has no room for a long question, and its host takes no
-    gigabytes."""
-    holder, port = reserve_port()
-    settings = {"server.port": port, "kv.gpu_blocks": HBM_TOKENS // 16, "kv.host_blocks": 256}
-    settings |= slow_workers()
-    log = tmp_path_factory.mktemp("readme") / "log"
-    process = subprocess.Popen(
-        ["make", "serve", "ARGS=" + " ".join(f"{key}={value}" for key, value in settings.items())],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
-                break
-        except httpx.TransportError:
-            pass  # not bound yet
-        time.sleep(0.2)
-    yield port
-    os.killpg(process.pid, signal.SIGTERM)
-    process.wait(PATIENCE_S)
-    holder.close()
+def server(tmp_path_factory: pytest.TempPathFactory, no_memory_left: None) -> Iterator[Server]:
+    """`make serve`; its accelerator has no room for a long question, its host takes no gigabytes,
+    and nothing is compiled beside the tests. The last of them ends it."""
+    settings = {
+        "kv.gpu_blocks": HBM_TOKENS // 16,
+        "kv.host_blocks": 256,
+        "compile.backend": "eager",
+    }
+    with Server(tmp_path_factory.mktemp("readme") / "log", by_make, **settings) as server:
+        yield server
 
 
 def test_the_commands_are_shown() -> None:
     assert any("make serve" in block and "make test" in block for block in code_blocks("sh"))
 
 
-def test_curl_answers(port: int) -> None:
+def test_curl_answers(server: Server) -> None:
     (command,) = [block for block in code_blocks("sh") if "curl" in block]
-    shown = command.replace(":8000", f":{port}")
+    shown = command.replace(":8000", f":{server.port}")
     done = subprocess.run(
         ["bash", "-ec", shown], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert "Paris" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_python_client_answers(port: int) -> None:
+def test_the_python_client_answers(server: Server) -> None:
     (program,) = [block for block in code_blocks("python") if "OpenAI(" in block]
-    shown = program.replace(":8000", f":{port}")
+    shown = program.replace(":8000", f":{server.port}")
     done = subprocess.run(
         [sys.executable, "-c", shown], capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -109,8 +87,8 @@ def test_the_offline_example_answers() -> None:
     assert done.returncode == 0 and "{'gpu': 16, 'cpu': 0}" in done.stdout, done.stderr
 
 
-def test_answers_keep_to_their_form_on_both_engines(port: int) -> None:
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
+def test_answers_keep_to_their_form_on_both_engines(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused")
 
     def ask(preface: str = "", **asked: Any) -> Any:
         content = f"{preface}Describe Paris as JSON: name, country, rivers, is_capital."
@@ -138,14 +116,14 @@ def test_answers_keep_to_their_form_on_both_engines(port: int) -> None:
     assert first.logprob < first.top_logprobs[0].logprob - 2
 
 
-def test_many_clients_are_answered_by_both_engines(port: int) -> None:
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
+def test_many_clients_are_answered_by_both_engines(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused")
 
     def ask(topic: str, preface: str = "") -> dict[str, int]:
         answer = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": f"{preface}Tell me about {topic}."}],
-            max_tokens=48,
+            max_tokens=24,
             temperature=0,
         )
         text = answer.choices[0].message.content
@@ -155,9 +133,15 @@ def test_many_clients_are_answered_by_both_engines(port: int) -> None:
         return dict(extra["dualpace"]["tokens_by_engine"])
 
     alone = ask("whales")
-    assert alone["gpu"] > 40 and alone["cpu"] == 0
-    topics = ["cats", "volcanoes", "Rome", "music"]
+    assert alone["gpu"] > 20 and alone["cpu"] == 0
+    topics = ["cats", "volcanoes", "music"]
     with ThreadPoolExecutor(len(topics) + 1) as pool:
         long = pool.submit(ask, "gold", LONG)
         list(pool.map(ask, topics))
-    assert long.result()["cpu"] > 40 and long.result()["gpu"] == 1
+    assert long.result()["cpu"] > 20 and long.result()["gpu"] == 1
+
+
+def test_one_that_is_killed_under_load_leaves_nothing_behind(server: Server) -> None:
+    """But `make`, which says so."""
+    assert server.end_under_load(server.kill, max_tokens=400) == 2
+    assert "Traceback" not in server.log.read_text()

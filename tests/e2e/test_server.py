@@ -1,5 +1,6 @@
 """A real server under a crowd that comes and goes, with a worker that stands still and one that
-dies, and at its end: answers stay whole, nothing is left behind.
+dies, and at its end: answers stay whole, nothing is left behind. (One that is killed is the matter
+of test_readme.)
 """
 
 import asyncio
@@ -7,20 +8,17 @@ import os
 import random
 import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from tests.e2e.live import Workers, orderly_workers
-from tests.e2e.server_process import Server, cmdline
+from tests.e2e.server_process import Server, by_script, words
 from tests.servers import PATIENCE_S
 
 HBM_TOKENS = 8 * 16
@@ -37,29 +35,12 @@ def workers(folder: Path) -> Iterator[Workers]:
         yield workers
 
 
-@contextmanager
-def started(log: Path, **settings: Any) -> Iterator[Server]:
-    """A server that some test ends."""
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    with Server(log, "kv.gpu_blocks=8", "server.drain_timeout_s=0.5", *overrides) as server:
-        yield server
-
-
 @pytest.fixture(scope="module")
-def server(folder: Path, workers: Workers) -> Iterator[Server]:
+def server(folder: Path, workers: Workers, no_memory_left: None) -> Iterator[Server]:
     """The last of its tests ends it."""
-    with started(folder / "log", **workers.settings) as server:
+    settings = {"kv.gpu_blocks": 8, "server.drain_timeout_s": 0.5, **workers.settings}
+    with Server(folder / "log", by_script, **settings) as server:
         yield server
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_memory_left(folder: Path) -> Iterator[None]:
-    before = set(os.listdir("/dev/shm"))
-    yield
-    deadline = time.monotonic() + PATIENCE_S
-    while left := set(os.listdir("/dev/shm")) - before:  # of others' too, who end theirs
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
 
 
 @dataclass
@@ -138,10 +119,10 @@ def test_two_hundred_clients_are_answered_and_every_block_comes_back(server: Ser
 
 
 def test_ready_tells_of_a_worker_that_stands_still_and_of_one_that_starts_again(
-    server: Server, workers: Workers, folder: Path
+    server: Server, workers: Workers
 ) -> None:
     """Nothing has been asked, so no answer shows it; the log says what happened and when."""
-    (worker,) = [pid for pid in server.family if "--role cpu" in " ".join(cmdline(pid))]
+    (worker,) = [pid for pid in server.family if "--role cpu" in " ".join(words(pid))]
     os.kill(worker, signal.SIGSTOP)
     assert server.wait_ready_says("stalled") == "the cpu worker is stopped by a signal"
     os.kill(worker, signal.SIGCONT)
@@ -152,49 +133,12 @@ def test_ready_tells_of_a_worker_that_stands_still_and_of_one_that_starts_again(
         assert httpx.get(f"{server.url}/ready").status_code == 200  # what fits HBM is served
     assert server.wait_ready_says("ready") is None
     server.note_family()
-    lines = (folder / "log").read_text().splitlines()
-    for text in ("cpu worker ended with status -9", "the cpu worker is back after"):
+    lines = server.log.read_text().splitlines()
+    for text in ("cpu worker was ended by signal SIGKILL", "the cpu worker is back after"):
         (line,) = [line for line in lines if text in line]
         assert re.match(r"\d\d:\d\d:\d\d [EI] engine: ", line)
 
 
-def end_under_load(server: Server, end: Callable[[], None]) -> int:
-    """The server's exit status after `end()`, while it streams to six clients; no process is left
-    then."""
-    streams = []
-    for _ in range(6):
-        has_begun = threading.Event()
-        thread = threading.Thread(target=stream_until_cut, args=(server.url, has_begun))
-        thread.start()
-        streams.append((thread, has_begun))
-    assert all(has_begun.wait(PATIENCE_S) for _, has_begun in streams)
-    end()
-    status = server.process.wait(PATIENCE_S)
-    for thread, _ in streams:
-        thread.join()
-    server.wait_gone()
-    return status
-
-
-def stream_until_cut(url: str, has_begun: threading.Event) -> None:
-    body = {"prompt": [1, 2, 3], "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    try:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    has_begun.set()
-    except httpx.TransportError:
-        pass  # the server went away, as it was told to
-
-
-def test_control_c_under_load_ends_it_well(server: Server, folder: Path) -> None:
-    """Which a terminal sends to the whole group."""
-    assert end_under_load(server, lambda: server.signal_group(signal.SIGINT)) == 0
-    assert "Traceback" not in (folder / "log").read_text()
-
-
-def test_a_server_that_is_killed_under_load_leaves_nothing_behind(tmp_path: Path) -> None:
-    """It alone, and it can tell nobody."""
-    with started(tmp_path / "log") as server:
-        assert end_under_load(server, server.process.kill) == -signal.SIGKILL
-    assert "Traceback" not in (tmp_path / "log").read_text()
+def test_control_c_under_load_ends_it_well(server: Server) -> None:
+    assert server.end_under_load(server.interrupt, max_tokens=1900) == 0
+    assert "Traceback" not in server.log.read_text()
