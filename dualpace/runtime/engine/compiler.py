@@ -76,8 +76,10 @@ class XgrammarCompiler:
     def compile(self, kind: str, text: str) -> XgrammarForm:
         try:
             return XgrammarForm(self._compiled(kind, text), self._num_words)
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, MemoryError) as error:
             what, why = _NAMES.get(kind, "the schema"), _plain(str(error))
+            if isinstance(error, MemoryError) or "bad_alloc" in why:
+                why = "it takes too much memory, make it simpler"
             raise FormRefused(f"{what} cannot be compiled: {why}") from None
 
     def _compiled(self, kind: str, text: str) -> "xgrammar.CompiledGrammar":

@@ -14,7 +14,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ import numpy as np
 from dualpace.runtime import messages, submissions
 from dualpace.runtime.engine.assisting import Assisting
 from dualpace.runtime.engine.batches import cpu_batch, gpu_batch
-from dualpace.runtime.engine.compiler import XgrammarCompiler
 from dualpace.runtime.engine.conversations import Conversation, open_conversation
-from dualpace.runtime.engine.forms import Compiler, Forms
+from dualpace.runtime.engine.forms import Forms
 from dualpace.runtime.engine.logs import RequestLog, RoundLog, lost_rounds
 from dualpace.runtime.engine.milestones import first_scheduled, prompt_tokens
 from dualpace.runtime.engine.openings import Openings
@@ -32,6 +30,7 @@ from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.results import take_tokens
 from dualpace.runtime.engine.scheduler import make_predictor, make_state
 from dualpace.runtime.engine.stats import EngineStats
+from dualpace.runtime.engine.trials import forms_by_trial
 from dualpace.runtime.plan import ModelPlan, Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.schedule.limits import RequestTooLong
@@ -55,7 +54,7 @@ class LLMEngine:
         plan: Plan,
         send: Callable[[Message], None],
         pair: Callable[..., WorkerPair] = WorkerPair,
-        compiler: Callable[[ModelPlan], Compiler] = XgrammarCompiler,
+        forms: Callable[[ModelPlan], Forms] = forms_by_trial,
     ) -> None:
         self._plan = plan
         self._eos = frozenset(plan.model.eos_token_ids)
@@ -65,7 +64,7 @@ class LLMEngine:
         self._state: State = make_state(plan, self._predictor)
         self._assisting = Assisting(plan.assist, self._state)
         self._conversations: dict[int, Conversation] = {}
-        self._openings = Openings(Forms(partial(compiler, plan.model)), self._admit, self._refuse)
+        self._openings = Openings(forms(plan.model), self._admit, self._refuse)
         self._round_log = RoundLog(plan.runtime.round_log)
         self._request_log = RequestLog(plan.runtime.request_log)
         self._stats = EngineStats()
@@ -100,6 +99,7 @@ class LLMEngine:
         finally:
             for task in loops:
                 task.cancel()
+            self._openings.close()
             await self._workers.close()
             for left in self._conversations.values():
                 self._request_log.write(left.request, left.num_output, cancelled=True)

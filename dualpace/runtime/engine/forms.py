@@ -1,8 +1,8 @@
-"""Forms of answers, compiled for the model's vocabulary beside the loops: a large one takes
-seconds.
+"""Forms of answers, tried and then compiled for the model's vocabulary, beside the loops: a large
+one takes seconds.
 
 What is compiled is kept, and so is why something cannot be. Knows nothing about requests, nor about
-the library that compiles.
+the library that compiles, nor where forms are tried.
 """
 
 import asyncio
@@ -10,19 +10,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dualpace.runtime.engine.guides import Guide
 from dualpace.runtime.structured import Structure
 
 T = TypeVar("T")
 
-COMPILE_LIMIT_S = 30.0  # then a request is refused; what it asked for is still compiled and kept
-_QUEUE_LIMIT_S = 30.0  # to wait for a thread
-_NUM_THREADS = 2  # that compile: one slow form does not stop the others
-_MAX_ASIDE = 2  # threads beyond these, for forms over the limit: others need not wait for them
+_QUEUE_LIMIT_S = 30.0  # to wait for a trial
+_NUM_TRIALS = 2  # at once, of forms that take as long as most
+_USUAL_S = 2.0  # they take less, and others wait for them no longer
+_NUM_SLOW = 2  # trials beside those, of forms that take more
 _KEPT_BYTES = 256 << 20
 
 
@@ -31,7 +31,7 @@ class FormRefused(ValueError):
 
 
 class FormsBusy(FormRefused):
-    """Not now: all threads compile other forms."""
+    """Not now; the form is not to blame."""
 
 
 class Form(Protocol):
@@ -47,13 +47,27 @@ class Compiler(Protocol):
         """Of `structured.Structure`. Raises FormRefused."""
 
 
+class Trials(Protocol):
+    """Where a form may do what it likes before it is compiled here."""
+
+    async def start(self) -> None:
+        """Returns when there is such a place, or none to be had."""
+
+    async def attempt(self, kind: str, text: str) -> None:
+        """Raises FormRefused, also for what ends in no time or not well, and FormsBusy. May be
+        cancelled."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(eq=False)
 class _Kept:
     """A form that is compiled, or is to be."""
 
-    task: "asyncio.Task[Form]"
-    began: "asyncio.Future[None]"  # done when it has got a thread
+    began: "asyncio.Future[None]"  # done when its trial has begun
+    task: "asyncio.Task[Form]" = field(init=False)
     num_waiting: int = 0
+    is_tried: bool = False
 
 
 class Forms:
@@ -62,32 +76,37 @@ class Forms:
     def __init__(
         self,
         load: Callable[[], Compiler],
-        limit_s: float = COMPILE_LIMIT_S,
+        trials: Trials,
         queue_limit_s: float = _QUEUE_LIMIT_S,
+        usual_s: float = _USUAL_S,
         kept_bytes: int = _KEPT_BYTES,
     ) -> None:
         """`load` is called in a thread when the first form comes; it may raise FormRefused."""
         self._load = load
-        self._limit_s = limit_s
+        self._trials = trials
         self._queue_limit_s = queue_limit_s
+        self._usual_s = usual_s
         self._kept_bytes = kept_bytes
         self._compiler: asyncio.Future[Compiler] | None = None
         self._forms: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
-        self._free_threads = asyncio.Semaphore(_NUM_THREADS)
-        self._num_aside = 0
+        self._places = asyncio.Semaphore(_NUM_TRIALS)
+        self._slow_places = asyncio.Semaphore(_NUM_SLOW)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        for kept in self._forms.values():
+            kept.task.cancel()
+        self._trials.close()
 
     async def guide(self, structure: Structure) -> Guide:
         """Raises FormRefused, also where compiling takes too long, and FormsBusy. May be
         cancelled."""
-        if self._compiler is None:
-            self._compiler = _in_thread(self._load)
-        await asyncio.wait({self._compiler})
-        compiler = self._compiler.result()
         key = structure.kind, structure.text
+        compiler = await self._loaded(key)
         if key not in self._forms:
-            began = asyncio.get_running_loop().create_future()
-            work = self._compile(partial(compiler.compile, *key), began)
-            self._forms[key] = _Kept(asyncio.create_task(work), began)
+            kept = _Kept(asyncio.get_running_loop().create_future())
+            kept.task = asyncio.create_task(self._make(compiler, key, kept))
+            self._forms[key] = kept
         self._forms.move_to_end(key)
         kept = self._forms[key]
         kept.num_waiting += 1
@@ -95,40 +114,61 @@ class Forms:
             return (await self._made(kept)).guide()
         finally:
             kept.num_waiting -= 1
-            if not kept.num_waiting and not kept.began.done():
+            if not (kept.num_waiting or kept.is_tried or kept.task.done()):
                 kept.task.cancel()  # nobody waits, so those behind it need not either
-                if self._forms.get(key) is kept:
-                    del self._forms[key]
+                self._forget(key, kept)
+
+    async def _loaded(self, key: tuple[str, str]) -> Compiler:
+        """With a place for the form's trial, if it is new."""
+        if self._compiler is None:
+            self._compiler = _in_thread(self._load)
+        if key not in self._forms:
+            await self._trials.start()
+        await asyncio.wait({self._compiler})
+        return self._compiler.result()
 
     async def _made(self, kept: _Kept) -> Form:
-        await asyncio.wait({kept.began}, timeout=self._queue_limit_s)
+        either: set[asyncio.Future[Any]] = {kept.began, kept.task}
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait(either, timeout=self._queue_limit_s, return_when=first)
         if not kept.began.done():
             raise FormsBusy("other forms are being compiled: send it again in some seconds")
-        await asyncio.wait({kept.task}, timeout=self._limit_s)
+        await asyncio.wait({kept.task})
         self._forget_the_oldest()
-        if not kept.task.done():
-            raise FormRefused(
-                f"it takes more than {self._limit_s:g} s to compile: make it simpler, or send it "
-                f"again when it may be ready"
-            )
         return kept.task.result()
 
-    async def _compile(self, make: Callable[[], Form], began: "asyncio.Future[None]") -> Form:
-        await self._free_threads.acquire()
-        began.set_result(None)
-        made = _in_thread(make)
-        await asyncio.wait({made}, timeout=self._limit_s)
-        is_aside = not made.done() and self._num_aside < _MAX_ASIDE
-        if is_aside:
-            self._num_aside += 1
-            self._free_threads.release()
+    async def _make(self, compiler: Compiler, key: tuple[str, str], kept: _Kept) -> Form:
+        """There are not many threads at a time: each takes as long as a trial has taken."""
         try:
-            return await made
+            await self._try(key, kept)
+        except FormsBusy:
+            self._forget(key, kept)
+            raise
+        kept.is_tried = True
+        return await _in_thread(partial(compiler.compile, *key))
+
+    async def _try(self, key: tuple[str, str], kept: _Kept) -> None:
+        await self._places.acquire()
+        kept.began.set_result(None)
+        trial = asyncio.create_task(self._trials.attempt(*key))
+        try:
+            try:
+                await asyncio.wait({trial}, timeout=self._usual_s)
+            finally:
+                self._places.release()
+            if trial.done():
+                return trial.result()
+            if self._slow_places.locked():
+                what = f"it takes more than {self._usual_s:g} s to compile, as others do just now"
+                raise FormsBusy(f"{what}: make it simpler, or send it again later")
+            async with self._slow_places:
+                await trial
         finally:
-            if is_aside:
-                self._num_aside -= 1
-            else:
-                self._free_threads.release()
+            trial.cancel()
+
+    def _forget(self, key: tuple[str, str], kept: _Kept) -> None:
+        if self._forms.get(key) is kept:
+            del self._forms[key]
 
     def _forget_the_oldest(self) -> None:
         """But never the one that was asked for last."""

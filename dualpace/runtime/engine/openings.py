@@ -38,6 +38,12 @@ class Openings:
         task = self._tasks.pop(request_id, None)
         return task is not None and task.cancel()
 
+    def close(self) -> None:
+        """Gives all up; none of them is admitted or refused any more."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._forms.close()
+
     async def _open(self, conversation: Conversation, structure: Structure) -> None:
         refusal, is_busy = "", False
         try:

@@ -1,11 +1,14 @@
 """Forms for tests: a token leaves a certain rest by 7, and an answer ends after so many."""
 
+import asyncio
 import threading
+from collections.abc import Callable
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 
-from dualpace.runtime.engine.forms import FormRefused
+from dualpace.runtime.engine.forms import FormRefused, Forms, FormsBusy
 from dualpace.runtime.engine.guides import Guide
 from dualpace.runtime.logit_rules import words_of_mask
 from tests.runtime.engine.fake_workers import drawn_by, token
@@ -64,7 +67,7 @@ class SevensForm:
 class SevensCompiler:
     """Of texts such as "3 40": a shift and a length, and perhaps "dead-end", "breaking" or
     "tiring": it takes too long to follow. "bad" is refused, "broken" meets an exception,
-    "slow 3 40" waits until it may go on."""
+    "slow 3 40" waits until it may go on. What the trials below know is passed over."""
 
     def __init__(self, nbytes: int = 100) -> None:
         self.nbytes = nbytes
@@ -80,4 +83,40 @@ class SevensCompiler:
             raise KeyError(text)
         if text.startswith("slow "):
             assert self.may_go_on.wait(60)
-        return SevensForm(text.removeprefix("slow "), self.nbytes)
+        return SevensForm(text.lstrip(ascii_letters + " "), self.nbytes)
+
+
+class PlayedTrials:
+    """A trial of "long 3 40" ends when it may, "crashing" is refused, and "lost 3 40" is not tried
+    the first time: its process is lost."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+        self.running: list[str] = []
+        self.may_end = asyncio.Event()
+        self.num_starts = 0
+        self.is_closed = False
+
+    async def start(self) -> None:
+        self.num_starts += 1
+
+    async def attempt(self, kind: str, text: str) -> None:
+        self.tried.append(text)
+        self.running.append(text)
+        try:
+            if text.startswith("long "):
+                await self.may_end.wait()
+            if text == "crashing":
+                raise FormRefused("the library fails at it")
+            if text.startswith("lost ") and self.tried.count(text) == 1:
+                raise FormsBusy("it is lost")
+        finally:
+            self.running.remove(text)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def forms_by(compiler: SevensCompiler) -> Callable[[object], Forms]:
+    """For an engine."""
+    return lambda model: Forms(lambda: compiler, PlayedTrials())

@@ -10,7 +10,7 @@ import pytest
 from dualpace.runtime import messages
 from dualpace.runtime.structured import StructuredOutputsParams
 from tests.runtime.engine.fake_workers import Batch, Engine, FakeHandle, answer, play
-from tests.runtime.engine.forms_case import SevensCompiler, expected
+from tests.runtime.engine.forms_case import SevensCompiler, expected, forms_by
 
 PROMPT = 20
 
@@ -20,7 +20,7 @@ def under(text: str) -> dict[str, Any]:
 
 
 def play_with(compiler: SevensCompiler, story: Any, *overrides: str, **more: Any) -> Engine:
-    engine = play(story, *overrides, compiler=lambda model: compiler, **more)
+    engine = play(story, *overrides, forms=forms_by(compiler), **more)
     assert engine.failure == ""
     return engine
 
