@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dualpace.settings.hardware import probe_gpus
+
 if TYPE_CHECKING:
     from dualpace.graphs.executor import Stages
     from dualpace.graphs.source import Source
@@ -23,6 +25,10 @@ pytest_plugins = ("tests.times",)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Threads that wait for each other crawl when other work shares the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Triton looks when it is imported, which tests of the runtime do too: without a GPU its kernels run
+# in its interpreter, on the CPU, at tiny sizes.
+if not probe_gpus():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_runtest_setup() -> None:

@@ -242,6 +242,26 @@ def find_function(mutant: Mutant) -> FunctionType:
     return found
 
 
+def parameters(item: pytest.Function) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def refusal(item: pytest.Item) -> str:
+    """Why the hunt cannot run a test of its files; empty if it can. An autouse fixture of some
+    conftest is enough."""
+    hunting = tuple(file for _, files in SUBJECTS.values() for file in files)
+    if not (item.nodeid.startswith(hunting) and isinstance(item, pytest.Function)):
+        return ""
+    fixtures = sorted({*item.fixturenames} - {"request", *parameters(item)})
+    if not fixtures:
+        return ""
+    return (
+        f"{item.nodeid} has fixtures ({', '.join(fixtures)}), and tests/mutants.py calls the tests "
+        f"of its file without any: do without them, use a hook of pytest's or put the test into a "
+        f"file that is not named there."
+    )
+
+
 class Hunt:
     """A pytest plugin: instead of running the tests once, runs them against every mutant."""
 
@@ -251,8 +271,10 @@ class Hunt:
         self.excused: set[tuple[str, str]] = set()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        sound = [item for item in session.items if self.fails(item)]
-        assert not sound, f"fails without any change: {sound}"
+        if refused := [reason for item in session.items if (reason := refusal(item))]:
+            raise pytest.UsageError(refused[0])
+        unsound = [item for item in session.items if self.fails(item)]
+        assert not unsound, f"fails without any change: {unsound}"
         for name, (subjects, files) in SUBJECTS.items():
             items = [item for item in session.items if item.nodeid.startswith(files)]
             for mutant in mutants(importlib.import_module(name), subjects):
@@ -279,10 +301,8 @@ class Hunt:
     def fails(item: pytest.Item) -> bool:
         """Called straight: with pytest's set-up and reports around it each takes thrice as long."""
         assert isinstance(item, pytest.Function)
-        arguments = item.callspec.params if hasattr(item, "callspec") else {}
-        assert set(item.fixturenames) <= {"request", *arguments}, f"{item.nodeid} has fixtures"
         try:
-            item.obj(**arguments)
+            item.obj(**parameters(item))
         except (Exception, pytest.fail.Exception):
             return True
         return False
@@ -301,8 +321,8 @@ def main() -> int:
     files = sorted({file for _, tests in SUBJECTS.values() for file in tests})
     hunt = Hunt()
     quiet = ["-qq", "-s", "-p", "no:cacheprovider", "-p", "no:timeout"]
-    status = pytest.main([*quiet, *files], plugins=[hunt])
-    assert status == pytest.ExitCode.OK, status
+    if status := pytest.main([*quiet, *files], plugins=[hunt]):
+        return int(status)
     for mutant in hunt.alive:
         print(f"ALIVE {mutant}")
     idle = EQUIVALENT - hunt.excused

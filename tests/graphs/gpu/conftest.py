@@ -1,12 +1,7 @@
-"""Where there is no GPU, the kernels run in Triton's interpreter, on the CPU, at tiny sizes."""
-
-import os
+"""The device of these tests; where there is no GPU, kernels are interpreted on the CPU."""
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 pytest.importorskip("triton")
 
