@@ -2,11 +2,11 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -111,9 +111,9 @@ def test_a_rerun_measures_only_what_a_child_that_died_has_left(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Here by a multirun, a job a point."""
     folder, sweep = finished
-    kept = point_file(sweep.folder, Point("route", 1))
-    lost = point_file(sweep.folder, Point("decode", 1))
+    kept, lost = (point_file(sweep.folder, Point("decode", batch)) for batch in (4, 1))
     before = kept.stat().st_mtime_ns
     lost.unlink()
     with pytest.raises(ConfigError, match="1 points are not measured yet \\(decode-1\\)"):
@@ -124,8 +124,29 @@ def test_a_rerun_measures_only_what_a_child_that_died_has_left(
         failed = Sweep(config(folder)).measure()
     assert failed.keys() == {"decode-1"} and "no_such_module" in failed["decode-1"]
     assert f"measuring 1 points, results and logs in {folder}" in caplog.text
-    assert Sweep(config(folder)).measure() == {}
+    last = multirun(folder, "profile.point=decode-4,decode-1")
+    assert last["points"] == [str(lost)]
     assert lost.is_file() and kept.stat().st_mtime_ns == before
+    assert not kept.with_suffix(".log").exists(), "there was nothing to measure"
+    assert Sweep(config(folder)).measure() == {}
+
+
+def multirun(folder: Path, *words: str) -> dict[str, Any]:
+    """What its last job printed. With the settings of `config`, but for its process."""
+    sizes = [f"profile.{key}={value}".replace(" ", "") for key, value in SMALL.items()]
+    command = [sys.executable, str(ROOT / "scripts" / "profile_hw.py"), "-m", "model=tiny_random"]
+    command += ["compile=eager", "gpu.device=cpu", f"profile.results={folder / 'points'}", *sizes]
+    done = subprocess.run(
+        [*command, "profile.layers=null", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
 def test_points_of_other_settings_or_another_machine_do_not_count(
@@ -205,27 +226,3 @@ def test_every_sweep_that_is_shipped_can_be_planned(file: Path) -> None:
     made = load(f"profile={file.stem}", root="profile_hw")
     assert isinstance(made, ProfileHwConfig)
     assert max(point.batch for point in all_points(made.profile) if point.kind == "route") == 320
-
-
-def test_a_multirun_measures_a_point_a_job(finished: tuple[Path, Sweep], tmp_path: Path) -> None:
-    """Of which one is finished already."""
-    points = tmp_path / "here_tiny"
-    points.mkdir()
-    shutil.copy(point_file(finished[1].folder, Point("decode", 1)), points)
-    sizes = [f"profile.{key}={value}".replace(" ", "") for key, value in SMALL.items()]
-    command = [sys.executable, str(ROOT / "scripts" / "profile_hw.py"), "-m", "model=tiny_random"]
-    command += ["compile=eager", "gpu.device=cpu", f"profile.results={tmp_path}", *sizes]
-    command.append("profile.layers=null")
-    done = subprocess.run(
-        [*command, "profile.point=decode-1,decode-4"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    files = sorted(file.name for file in points.glob("*.json"))
-    assert files == ["decode-1.json", "decode-4.json"]
-    assert json.loads(done.stdout.splitlines()[-1])["points"] == [str(points / "decode-4.json")]
-    assert not (points / "decode-1.log").exists(), "there was nothing to measure"

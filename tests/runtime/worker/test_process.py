@@ -149,11 +149,12 @@ def test_a_worker_dies_with_a_killed_engine(make_plan):
     engine.stdout.close()
 
 
-# Starts a worker and a process that keeps its lifeline open: only its parent's death can end it.
+# Starts a worker, which speaks once it is settled, and a process that keeps its lifeline open: only
+# its parent's death can end it.
 ENGINE = """
 import json, os, sys, time
 from dualpace.runtime.channel import Channel, eventfd
-from dualpace.runtime.messages import Hello, Ready
+from dualpace.runtime.messages import Hello, Phase
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import send, start_process
 from dualpace.runtime.shared_memory import SharedRegion
@@ -169,7 +170,7 @@ fds = dict(channel=channel.region.fd, bell_down=channel.bell_down, bell_up=chann
 process, lifeline = start_process(
     plan.runtime.worker_module, ["--role", "cpu", "--fds", json.dumps(fds)], list(fds.values()), {})
 send(lifeline, Hello(plan.to_json()))
-while not any(isinstance(message, Ready) for message in channel.up.take()):
+while not any(isinstance(message, Phase) for message in channel.up.take()):
     time.sleep(0.01)
 keeper = os.fork()
 if keeper:
