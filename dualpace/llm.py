@@ -36,6 +36,7 @@ from dualpace.runtime.generation import (
 )
 from dualpace.runtime.logprobs import TokenLogprobs
 from dualpace.runtime.plan import Plan
+from dualpace.runtime.prompts import as_conversations, as_prompts
 from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.types import ENGINES
 
@@ -134,10 +135,10 @@ class LLM:
         `params` are for all prompts or one each. `progress` shows a bar; None: if stderr is a
         terminal. Raises ValueError for what can never run and EngineGone if the engine ends.
         """
-        many: Any = [prompts] if _is_one(prompts) else prompts
         limit = self.plan.model.max_context
         encoded = [
-            encode_text(self._tokenizer, p, limit) if isinstance(p, str) else list(p) for p in many
+            encode_text(self._tokenizer, prompt, limit) if isinstance(prompt, str) else prompt
+            for prompt in as_prompts(prompts)
         ]
         return self._generate(encoded, params, progress)
 
@@ -148,9 +149,11 @@ class LLM:
         progress: bool | None = None,
     ) -> list[Output]:
         """Like `generate`, for one conversation or several: lists of {"role", "content"}."""
-        many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         limit = self.plan.model.max_context
-        encoded = [encode_chat(self._tokenizer, conversation, limit) for conversation in many]
+        encoded = [
+            encode_chat(self._tokenizer, conversation, limit)
+            for conversation in as_conversations(messages)
+        ]
         return self._generate(encoded, params, progress)
 
     def stats(self) -> dict[str, Any]:
@@ -301,10 +304,6 @@ class _Bar:
 
     def prompt_done(self) -> None:
         self._progress.advance(self._task)
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
 def _end(client: EngineClient, loop: _LoopThread) -> None:

@@ -13,6 +13,7 @@ from dualpace.runtime.logit_rules import (
     MAX_STOP_TOKENS,
     LogitRules,
 )
+from dualpace.runtime.sampling_types import wrong_type
 from dualpace.runtime.structured import MalformedStructure, Structure, StructuredOutputsParams
 
 MAX_STOPS = 16
@@ -38,7 +39,7 @@ class SamplingParams:
 
     Penalties: presence and frequency look at the output, repetition at the prompt too. They, biases
     and min_tokens also bear on greedy decoding; min_p, top_k and top_p do not. Raises
-    InvalidParameter (a ValueError) for values out of range.
+    InvalidParameter (a ValueError) for values out of range or of other types.
     """
 
     temperature: float = 1.0  # 0, or too little to tell from it: always the most likely token
@@ -62,6 +63,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None  # the form that the answer has
 
     def __post_init__(self) -> None:
+        if (wrong := wrong_type(self)) is not None:
+            raise InvalidParameter(*wrong)
         self._check_drawing()
         self._check_rules()
         self._check_end()
