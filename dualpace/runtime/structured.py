@@ -52,6 +52,7 @@ class StructuredOutputsParams:
     @cached_property
     def structure(self) -> Structure:
         """Raises MalformedStructure."""
+        self._check_types()
         given = [name for name in _WAYS if getattr(self, name) not in (None, False)]
         if self.json is False:
             raise MalformedStructure(f"{self.asked_as}: the schema false allows no answer.")
@@ -68,6 +69,15 @@ class StructuredOutputsParams:
             size = f"{len(text):,} characters: use at most {MAX_CHARS:,}."
             raise MalformedStructure(f"{place} has {size}")
         return Structure(kind, text, self.asked_as)
+
+    def _check_types(self) -> None:
+        """Of what are texts: a choice that is one would be read as its letters."""
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise MalformedStructure(f"{self.asked_as}.{name} must be a string.")
+        choice: Any = () if self.choice is None else self.choice
+        if isinstance(choice, str) or not all(isinstance(text, str) for text in choice):
+            raise MalformedStructure(f"{self.asked_as}.choice must be a list of strings.")
 
     def _kind_and_text(self) -> tuple[str, str]:
         if self.regex is not None:
@@ -89,12 +99,16 @@ class StructuredOutputsParams:
     def _schema(self) -> str:
         try:
             schema = json.loads(self.json if isinstance(self.json, str) else json.dumps(self.json))
+            json.dumps(schema, ensure_ascii=False).encode()
             check_schema(schema)
             return json.dumps(schema)  # the order of properties is that of the answer
         except UnsupportedSchema as error:
             raise MalformedStructure(f"{self.asked_as}: in the schema {error}.") from None
         except RecursionError:
             text = "the schema is nested too deeply: nest it less."
+            raise MalformedStructure(f"{self.asked_as}: {text}") from None
+        except UnicodeEncodeError:
+            text = "the schema has half a surrogate pair, which is no text."
             raise MalformedStructure(f"{self.asked_as}: {text}") from None
         except (ValueError, TypeError) as error:
             raise MalformedStructure(f"{self.asked_as}: the schema is no JSON: {error}.") from None

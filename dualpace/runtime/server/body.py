@@ -15,6 +15,7 @@ from dualpace.runtime.server.wording import of_validation, path
 
 Body = TypeVar("Body", bound=BaseModel)
 
+_LONG_LISTS = ("prompt", "tokens")  # of token ids, in which nobody has to look for texts
 _PYTHONS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -103,8 +104,12 @@ def _check_texts(body: dict[str, Any]) -> None:
         elif isinstance(value, dict):
             found += [((*where, key), key) for key in value if not key.isascii()]
             found += [((*where, key), item) for key, item in value.items()]
-        elif isinstance(value, list) and value and not isinstance(value[0], int):
+        elif isinstance(value, list) and not _is_ids(where, value):
             found += [((*where, at), item) for at, item in enumerate(value)]
+
+
+def _is_ids(where: tuple[str | int, ...], value: list[Any]) -> bool:
+    return where[0] in _LONG_LISTS and bool(value) and isinstance(value[0], int)
 
 
 def _unreadable(problem: str) -> APIError:

@@ -13,7 +13,8 @@ from dualpace.graphs.chat import ChatError
 from dualpace.runtime.engine_client import EngineGone, RequestGivenUp, RequestRefused, ShuttingDown
 from dualpace.runtime.sampling_params import InvalidParameter
 
-_SHOWN = 100  # characters of a path in a sentence
+_SHOWN = 100  # characters of a path in a sentence, and of a parameter's name
+_LONGEST = 2000  # characters of a sentence: some quote names or schemas of clients
 
 
 class APIError(Exception):
@@ -22,10 +23,9 @@ class APIError(Exception):
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
     ) -> None:
-        # Half a surrogate pair, quoted from a request, could not be sent back.
-        super().__init__(message.encode(errors="replace").decode())
+        super().__init__(_quotable(message, _LONGEST))
         self.status = status
-        self.param = param if param is None else param.encode(errors="replace").decode()
+        self.param = param if param is None else _quotable(param, _SHOWN)
         self.code = code
 
     def body(self) -> dict[str, Any]:
@@ -38,6 +38,12 @@ class APIError(Exception):
         if self.status == 503:
             headers = {"Retry-After": "1"}
         return JSONResponse(self.body(), self.status, headers)
+
+
+def _quotable(text: str, most: int) -> str:
+    """Half a surrogate pair, quoted from a request, could not be sent back."""
+    text = text if len(text) <= most else f"{text[:most]}..."
+    return text.encode(errors="replace").decode()
 
 
 def as_api_error(error: Exception) -> APIError:

@@ -53,6 +53,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "prompt_logprobs": [],
     "reasoning_effort": [],
     "return_token_ids": [False],
+    "return_token_strs": [False],
     "service_tier": ["auto", "default"],
     "spaces_between_special_tokens": [True],
     "store": [False],
@@ -81,7 +82,9 @@ def _unsupported(param: str, value: Any) -> APIError:
     return APIError(400, text, param, "unsupported_parameter")
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A body, or an object in one."""
+
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     def refuse_extra(self) -> None:
@@ -98,12 +101,12 @@ class _Strict(BaseModel):
                 raise _unsupported(name, value)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: in every piece, not in the last alone
 
 
-class _Sampled(_Strict):
+class _Sampled(Strict):
     """What both routes have in common; null is the same as absent."""
 
     model: str | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from dualpace.runtime.engine_client import ShuttingDown
+from dualpace.runtime.engine_client import RequestRefused, ShuttingDown
 from dualpace.runtime.generation import Piece
 from dualpace.runtime.token_stream import Admission
 
@@ -116,9 +116,10 @@ class RequestMetrics:
     async def observe(
         self, pieces: AsyncGenerator[Piece, None], asked: Asked
     ) -> AsyncGenerator[Piece, None]:
-        """Passes the pieces of one of its answers on, and counts them."""
+        """Passes the pieces of one of its answers on, and counts them. An answer that is refused
+        before it begins is none, as in vLLM: its client gets a 400 or 503."""
         answer: _Answer | None = None
-        reason = "abort"
+        reason: str | None = "abort"
         try:
             async for piece in pieces:
                 if answer is None:
@@ -130,12 +131,16 @@ class RequestMetrics:
                 yield piece
         except ShuttingDown:
             raise
+        except RequestRefused:
+            reason = None if answer is None else "error"
+            raise
         except Exception:
             reason = "error"
             raise
         finally:
             await pieces.aclose()
-            self._ended[reason].inc()
+            if reason is not None:
+                self._ended[reason].inc()
 
     def _first_token(self, piece: Piece, asked: Asked) -> "_Answer":
         self._first_s.observe(time.monotonic() - asked.arrival_s)

@@ -123,10 +123,12 @@ class Service:
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         tokenizer = self.admit(request.model)
+        request.refuse_extra()
         return await _off_loop(request.size, tokenize, tokenizer, request, self._max_context)
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, str]:
         tokenizer = self.admit(request.model)
+        request.refuse_extra()
         vocab = self.client.plan.model.vocab
         return await _off_loop(len(request.tokens), detokenize, tokenizer, request, vocab)
 

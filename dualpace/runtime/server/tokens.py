@@ -2,22 +2,16 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from dualpace.runtime.generation import Tokenizer, encode_text
 from dualpace.runtime.server.conversation import ChatMessage, conversation
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.openai import Strict
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str | None = None
-
-
-class TokenizeRequest(_Request):
+class TokenizeRequest(Strict):
     """Of a prompt, as /v1/completions takes it, or of messages, as chat does; null is absent."""
 
+    model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None  # null: with a prompt; templates write their own
@@ -30,7 +24,8 @@ class TokenizeRequest(_Request):
         return len(self.prompt or "") + sum(len(str(content)) for content in contents)
 
 
-class DetokenizeRequest(_Request):
+class DetokenizeRequest(Strict):
+    model: str | None = None
     tokens: list[int]
 
 

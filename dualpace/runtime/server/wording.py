@@ -57,9 +57,6 @@ def of_validation(error: ValidationError) -> APIError:
     if kind == "missing":
         param = path(location)
         return APIError(400, f"'{param}' is missing.", param, "missing_required_parameter")
-    if kind == "extra_forbidden":
-        param = path(location)
-        return APIError(400, f"Unknown parameter '{param}'.", param, "unknown_parameter")
     for depth, part in enumerate(location[:-1]):
         if part in _EXPECTED:
             same = [e for e in errors if e["loc"][: depth + 1] == location[: depth + 1]]
@@ -70,7 +67,7 @@ def of_validation(error: ValidationError) -> APIError:
 
 def _of_several_types(field: Sequence[str | int], name: str, errors: Sequence[Any]) -> APIError:
     """A list with a wrong entry is told by that entry: of the types that are lists, the one with
-    the fewest faults was meant."""
+    the fewest faults was meant, and of several the one that went well for longest."""
     branches: dict[Any, list[Any]] = {}
     for each in errors:
         branches.setdefault(each["loc"][len(field)], []).append(each)
@@ -78,7 +75,7 @@ def _of_several_types(field: Sequence[str | int], name: str, errors: Sequence[An
     whole = path(field)
     if not lists:
         return APIError(400, f"'{whole}' must be {_EXPECTED[name]}.", whole, "invalid_type")
-    fault = min(lists, key=len)[0]
+    fault = min(lists, key=lambda found: (len(found), -found[0]["loc"][len(field) + 1]))[0]
     param = path([*field, *fault["loc"][len(field) + 1 :]])
     text = f"'{param}' {_fault(fault)}: '{whole}' takes {_EXPECTED[name]}."
     return APIError(400, text, param, "invalid_type")

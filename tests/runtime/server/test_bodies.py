@@ -62,6 +62,7 @@ def test_a_client_that_goes_before_its_body_is_sent_is_no_fault_of_ours(start_se
         ('{"prompt": "hi", "stop": "H"}', "stop"),
         ('{"prompt": "hi", "stop": ["a", "H"]}', "stop[1]"),
         ('{"prompt": "hi", "model": "H"}', "model"),
+        ('{"prompt": "hi", "guided_json": {"enum": [1, "H"]}}', "guided_json.enum[1]"),
         ('{"prompt": "hi", "user": "H"}', "user"),
         ('{"prompt": "hi", "logit_bias": {"H": 1}}', "logit_bias.?"),
         ('{"messages": [{"role": "user", "content": "H"}]}', "messages[0].content"),

@@ -128,6 +128,8 @@ def test_bad_values_name_their_parameter(server, param, value):
             ["a", None],
             f"'prompt[1]' must be a string, not null: 'prompt' takes {PROMPTS}.",
         ),
+        ("prompt", ["a", 1], f"'prompt[1]' must be a string, not 1: 'prompt' takes {PROMPTS}."),
+        ("prompt", [[1], "a"], f"'prompt[1]' must be a list, not \"a\": 'prompt' takes {PROMPTS}."),
         ("store", True, "store=true is not supported by this server; leave 'store' out."),
         ("suffix", "x", "suffix=\"x\" is not supported by this server; leave 'suffix' out."),
     ],
@@ -276,3 +278,9 @@ def test_a_long_text_does_not_hold_up_others(server):
     for thread in threads:
         thread.join()
     assert {error["code"] for error in errors} == {"context_length_exceeded"}
+
+
+def test_a_long_name_is_cut(server):
+    error = refusal(post(server, "completions", {**COMPLETION, "k" * 100_000: 1}))
+    assert error["code"] == "unknown_parameter"
+    assert len(error["message"]) < 2100 and len(error["param"]) < 110

@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from plans import small_plan
 from prometheus_client import CollectorRegistry
 
-from dualpace.runtime.engine_client import EngineGone, ShuttingDown
+from dualpace.runtime.engine_client import EngineGone, RequestRefused, ShuttingDown
 from dualpace.runtime.generation import Piece
 from dualpace.runtime.server.metrics import Metrics
 from dualpace.runtime.server.request_metrics import Asked, RequestMetrics
@@ -99,7 +99,12 @@ def test_answers_to_one_prompt_are_one_request_where_vllm_counts_it_so() -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(EngineGone("it is gone"), "error"), (ShuttingDown("it ends"), "abort")]
+    ("error", "reason"),
+    [
+        (EngineGone("it is gone"), "error"),
+        (ShuttingDown("it ends"), "abort"),
+        (RequestRefused("its form leads nowhere"), "error"),
+    ],
 )
 def test_what_did_not_end_by_itself_is_counted_by_its_reason_alone(
     error: Exception, reason: str
@@ -111,6 +116,14 @@ def test_what_did_not_end_by_itself_is_counted_by_its_reason_alone(
     assert seen.value("generation_tokens_total") == 2
     for name in ("e2e_request_latency_seconds", "request_queue_time_seconds", "request_params_n"):
         assert seen.histogram(name) == (0, 0), name
+
+
+def test_an_answer_that_is_refused_is_none() -> None:
+    """A client's fault, which no operator needs to be told of as an error."""
+    seen = Seen()
+    with pytest.raises(RequestRefused):
+        asyncio.run(read(seen.metrics.observe(answer(error=RequestRefused("no")), asked())))
+    assert seen.ended() == {}
 
 
 def test_a_client_that_leaves_aborts_its_answer() -> None:

@@ -42,6 +42,9 @@ def test_ids_are_spelled_out_with_special_tokens(server):
         ("tokenize", {"prompt": "a", "messages": CHAT}, "prompt", "Send one of"),
         ("tokenize", {"prompt": 5}, "prompt", "'prompt' must be a string, not 5."),
         ("tokenize", {"prompt": "a", "colour": 1}, "colour", "Unknown parameter 'colour'."),
+        ("tokenize", {"prompt": "a", "promt": "a"}, "promt", "'promt': did you mean 'prompt'?"),
+        ("tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs", "leave"),
+        ("detokenize", {"tokens": [1], "colour": 1}, "colour", "Unknown parameter 'colour'."),
         ("tokenize", {"messages": []}, "messages", "'messages' is empty"),
         ("tokenize", {"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         ("tokenize", {"prompt": "x" * 2_000_000}, "prompt", "2000000 characters"),
@@ -56,6 +59,11 @@ def test_what_cannot_be_tokenized_is_named(server, route, body, param, said):
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert said in error["message"]
+
+
+def test_what_asks_for_nothing_is_passed_over(server):
+    asked = {"return_token_strs": False, "continue_final_message": False, "tools": [], "user": "a"}
+    assert post(server, "tokenize", prompt="hi", **asked).json()["tokens"] == [104, 105]
 
 
 def test_another_model_is_not_here(server):
