@@ -70,8 +70,7 @@ class ProfiledAdmission:
         costs all others its share of the assists instead, and comes later. Both sides grow with
         the answer, so its length does not matter.
         """
-        in_hbm_s = tiers.round_s / tiers.resident
-        saved_s = in_hbm_s - self._times.assist(rows) / rows
+        in_hbm_s, saved_s = tiers.round_s / tiers.resident, self._saved_s(tiers, rows)
         later_s = self._iteration_s(tiers, rows) - tiers.round_s
         gained_s = tiers.behind * in_hbm_s + tiers.others * saved_s
         return saved_s > 0 and ARRIVALS * gained_s > later_s
@@ -79,14 +78,22 @@ class ProfiledAdmission:
     def takes_victim(self, draft: Draft, request: Request) -> bool:
         """Whether a request that must leave HBM should go on on the host, not be recomputed.
 
-        Recomputing costs everybody its prefill.
+        It stays there for long, and others follow: with half the residents as company, a token on
+        the host may cost the GPU less than one in HBM, and then all gain. Else its slower tokens
+        and its share of the assists stand against a prefill, which everybody waits for.
         """
-        tiers = tiers_of(draft, self._times)
-        rows = min(tiers.on_host + 1, draft.view.limits.cpu_rows)
+        tiers, most = tiers_of(draft, self._times), draft.view.limits.cpu_rows
+        rows = min(tiers.on_host + 1, most)
+        if self._saved_s(tiers, max(rows, min(tiers.resident // 2, most))) > 0:
+            return True
         left = request.estimated_output - request.num_output - request.in_flight
         later_s = self._iteration_s(tiers, rows) - tiers.round_s
         on_host_s = left * (later_s + tiers.others * self._times.assist(rows) / rows)
         return on_host_s < tiers.others * self._times.prefill(request.kv_len)
+
+    def _saved_s(self, tiers: Tiers, rows: int) -> float:
+        """GPU time of a token that is made on the host, by a batch of so many rows, not in HBM."""
+        return tiers.round_s / tiers.resident - self._times.assist(rows) / rows
 
     def _iteration_s(self, tiers: Tiers, rows: int) -> float:
         """A CPU iteration when those on the host have been joined by others like the residents."""

@@ -60,9 +60,14 @@ def test_what_hbm_alone_could_never_hold_goes_to_the_host_at_once() -> None:
     assert gpu(state).prefill_cpu == [0]
 
 
-@pytest.mark.parametrize("prefill", [0.1, 1e6])
-def test_a_victim_is_recomputed_where_that_costs_less_than_the_host(prefill: float) -> None:
-    times = flat_times(cpu=3.0, prefill=prefill)
+@pytest.mark.parametrize(
+    ("assist", "prefill", "goes_on"), [(0.1, 0.1, True), (50.0, 0.1, False), (50.0, 1e6, True)]
+)
+def test_a_victim_goes_on_where_that_costs_the_gpu_less(
+    assist: float, prefill: float, goes_on: bool
+) -> None:
+    """Than its tokens in HBM, or else than to be recomputed."""
+    times = flat_times(cpu=3.0, assist=assist, prefill=prefill)
     estimator = Quantile(first=1, warmup=10**9)  # admission keeps no room for growth
     state = make(gpu=4, policy=make_policy("dualpace", times=times), estimator=estimator)
     add(state, 0, 31, 40)
@@ -71,7 +76,24 @@ def test_a_victim_is_recomputed_where_that_costs_less_than_the_host(prefill: flo
         gpu(state)
     step = gpu(state)
     assert decoding(step) == [0]
-    assert (step.preempted, step.swap_out) == (([], [1]) if prefill > 1 else ([1], []))
+    assert (step.preempted, step.swap_out) == (([], [1]) if goes_on else ([1], []))
+
+
+@pytest.mark.parametrize(("residents", "goes_on"), [(3, False), (4, True), (8, True)])
+def test_victims_are_judged_by_the_company_of_half_the_residents(
+    residents: int, goes_on: bool
+) -> None:
+    """A round takes 1 s; assists take 0.4 s of the GPU for one row or many, 0.2 s a row for two."""
+    times = flat_times(cpu=3.0, assist=0.4, prefill=0.1)
+    estimator = Quantile(first=1, warmup=10**9)
+    policy = make_policy("dualpace", times=times)
+    state = make(gpu=2 * residents, policy=policy, estimator=estimator)
+    for request_id in range(residents):
+        add(state, request_id, 31, 40)
+    for _ in range(2):
+        gpu(state)
+    step = gpu(state)
+    assert bool(step.swap_out) == goes_on and bool(step.preempted) != goes_on
 
 
 def test_prompts_for_hbm_are_cut_at_the_soft_limit_and_host_prompts_are_not() -> None:
