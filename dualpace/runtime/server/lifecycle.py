@@ -23,7 +23,7 @@ def serve(
     fix, SystemExit with a reason when the engine fails, and SystemExit with the shell's status when
     a second signal cut answers off.
     """
-    sock = _bind(plan.server.host, plan.server.port)
+    sock = bind(plan.server.host, plan.server.port)
     client = EngineClient.launch(plan, engine_module)
     try:
         if plan.server.cores:
@@ -44,12 +44,15 @@ def serve(
         raise SystemExit(128 + life.cut_by)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; clients that come during the start wait in its queue. Raises
+    ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen()  # else another server that starts now could bind it as well
     except OSError as error:
         raise ConfigError(_why_not(host, port, error)) from None
     return sock
