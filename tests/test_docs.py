@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = ("serve", "doctor", "bench", "simulate", "profile_hw", "plot")  # composed by Hydra
 FAST = re.compile(r"--help|--cfg|scripts/(doctor|simulate|plot)\.py")  # of README, run for real
+
+LAST_LINES = {  # what a script prints at the end
+    "simulate": {"p99_ttft_ms", "p99_itl_ms", "p99_tpot_ms", "request_throughput"},
+    "plot": {"figures"},
+}
 
 
 def commands(file: Path) -> list[list[str]]:
@@ -90,7 +96,12 @@ def test_the_readmes_commands_that_are_quick_run(tmp_path: Path) -> None:
             timeout=PATIENCE_S,
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
-    assert (tmp_path / "runs" / "figures" / "figure9.png").is_file()
+        if Path(words[1]).stem in LAST_LINES:
+            assert (
+                json.loads(done.stdout.splitlines()[-1]).keys() >= LAST_LINES[Path(words[1]).stem]
+            )
+    assert len(list((tmp_path / "runs" / "quick").glob("*.json"))) == 4
+    assert (tmp_path / "runs" / "figures" / "figure9.png").stat().st_size > 1000
 
 
 def test_the_machine_of_ones_own_serves_as_it_is_shown(tmp_path: Path) -> None:

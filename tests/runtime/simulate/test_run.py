@@ -11,6 +11,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from dualpace.errors import ConfigError
+from dualpace.runtime.bench.plot import draw
+from dualpace.runtime.bench.results import load_results
 from dualpace.runtime.schedule.check import check_log
 from dualpace.runtime.simulate.report import print_report
 from dualpace.runtime.simulate.run import simulate
@@ -124,42 +126,31 @@ def test_a_machine_is_refused_that_would_be_ignored(override: str) -> None:
         settings(override)
 
 
-def run_script(name: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / name, *overrides],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
-def test_a_sweep_prints_json_keeps_results_and_is_drawn(tmp_path: Path) -> None:
-    name = "${policy.name}-${workload.rate}.json"
-    out = run_script(
-        "simulate.py",
-        "--multirun",
-        *SMALL,
-        "policy=dualpace,gpu_only",
-        "workload.rate=2,6",
-        "workload.label=conversation",
-        f"result='{tmp_path}/results/{name}'",
-        f"hydra.sweep.dir={tmp_path}",
-    )
-    assert out.returncode == 0, out.stderr
-    last = json.loads(out.stdout.splitlines()[-1])
-    assert {"p99_ttft_ms", "p99_itl_ms", "p99_tpot_ms", "request_throughput"} <= last.keys()
-    assert len(list((tmp_path / "results").glob("*.json"))) == 4
-    out = run_script("plot.py", f"results=[{tmp_path}/results]", f"out={tmp_path}/figures")
-    assert out.returncode == 0, out.stderr
-    files = [Path(file) for file in json.loads(out.stdout.splitlines()[-1])["figures"]]
-    drawn = {"figure1.png", "figure1.svg", "figure9.png", "figure10.svg", "figure14.png"}
-    assert drawn <= {file.name for file in files}
+def test_results_of_a_sweep_are_drawn(tmp_path: Path) -> None:
+    """The scripts that sweep and draw are run as the README shows them (test_docs)."""
+    found = [
+        simulate(
+            settings(f"policy={policy}", f"workload.rate={rate}", "workload.label=conversation")
+        )
+        for policy in POLICIES[::2]
+        for rate in (2, 6)
+    ]
+    (tmp_path / "all.json").write_text(json.dumps(found))
+    files = draw(load_results([str(tmp_path)]), [1, 10, 14], tmp_path)
+    assert {file.name for file in files} == {
+        f"figure{number}.{kind}" for number in (1, 10, 14) for kind in ("png", "svg")
+    }
     assert all(file.stat().st_size > 1000 for file in files)
 
 
 def test_impossible_settings_are_one_sentence_and_exit_code_1() -> None:
-    out = run_script("simulate.py", "workload=azure", "workload.path=nowhere.csv")
+    script = ROOT / "scripts" / "simulate.py"
+    out = subprocess.run(
+        [sys.executable, script, "workload=azure", "workload.path=nowhere.csv"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert out.returncode == 1
     assert "workload.path=nowhere.csv is not a file" in out.stderr
     assert "Traceback" not in out.stderr
