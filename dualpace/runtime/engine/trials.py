@@ -91,6 +91,9 @@ class HostedTrials:
             raise FormRefused(tried.refusal)
         if tried.status == -signal.SIGALRM:
             raise FormRefused(f"it takes more than {self._limit_s:g} s to compile: make it simpler")
+        if tried.status == -signal.SIGKILL:  # it was not the form itself
+            what = "its trial was ended from outside, as where memory runs out"
+            raise FormsBusy(f"{what}: make it simpler, or send it again later")
         if tried.status < 0:
             what = f"the library fails at it (its process {ending(tried.status)})"
             raise FormRefused(f"it cannot be compiled, {what}: make it simpler")

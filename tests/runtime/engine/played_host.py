@@ -10,11 +10,13 @@ from tests.runtime.engine.forms_case import SevensCompiler, SevensForm
 
 
 class PlayedCompiler(SevensCompiler):
-    """Beside the usual texts: "abort", "hang" and "stop", which stops the process that forked."""
+    """Beside the usual texts: "abort", "killed", "hang" and "stop", which stops who forked."""
 
     def compile(self, kind: str, text: str) -> SevensForm:
         if text == "abort":
             os.abort()
+        if text == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if text == "stop":
             os.kill(os.getppid(), signal.SIGSTOP)
         while text in ("hang", "stop"):

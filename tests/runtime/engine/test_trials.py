@@ -60,7 +60,7 @@ def runs(pid: int) -> bool:
 
 async def until(holds: Callable[[], Any]) -> None:
     while not holds():
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +137,8 @@ def test_how_a_trial_ends(caplog: pytest.LogCaptureFixture) -> None:
             trials._limit_s = 0.1 if text == "hang" else PATIENCE_S
             with pytest.raises(FormRefused, match=why):
                 await trials.attempt("regex", text)
+        with pytest.raises(FormsBusy, match="as where memory runs out"):
+            await trials.attempt("regex", "killed")
 
     play(story, limit_s=PATIENCE_S)
     assert "(regex of 5 characters) was ended by signal SIGABRT" in caplog.text
@@ -144,9 +146,6 @@ def test_how_a_trial_ends(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_lost_host_is_replaced_and_its_trials_are_gone(caplog: pytest.LogCaptureFixture) -> None:
     async def story(trials: HostedTrials) -> None:
-        await trials.start()
-        os.kill(host_of(trials), signal.SIGKILL)
-        await trials.attempt("regex", "1 9")
         task, first = await trial_of(trials, "hang")
         lost = host_of(trials)
         os.kill(lost, signal.SIGKILL)  # with the trial, which another makes again
