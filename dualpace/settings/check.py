@@ -20,6 +20,7 @@ from dualpace.runtime.config import (
     KvConfig,
     ServerConfig,
 )
+from dualpace.settings.paths import check_output, folder
 from dualpace.settings.schema import BenchConfig, ServeConfig, SimulateConfig, SystemConfig
 
 
@@ -213,5 +214,9 @@ def _check_load(config: BenchConfig) -> None:
                 f"{key}={value} is one file and bench.rates asks for {len(load.rates)} runs: name "
                 f"a folder with bench.out, or sweep workload.rate with --multirun."
             )
+    check_output("result", config.result)
+    for key in ("records", "server_log"):
+        check_output(f"bench.{key}", getattr(load, key))
+    folder("bench.out", load.out)
     if load.vocab < 2:
         raise ConfigError(f"bench.vocab={load.vocab} is below 2: prompts need ids to choose from.")

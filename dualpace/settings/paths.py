@@ -15,10 +15,22 @@ def folder(key: str, name: str | None) -> str | None:
     if not name:
         raise ConfigError(f"{key} is empty: name a folder of your own or leave it out.")
     path = Path(name).expanduser().absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not _is_writable(existing):
+    if not _can_become(path):
         raise ConfigError(f"{key}={name} cannot be written: name a folder of your own.")
     return str(path)
+
+
+def check_output(key: str, name: str | None) -> None:
+    """Raises ConfigError unless `name` is a file, or can become one, in a folder that can."""
+    if name is None:
+        return
+    path = Path(name).expanduser().absolute()
+    if path.is_dir() or not _can_become(path.parent):
+        raise ConfigError(f"{key}={name} cannot be written: name a file in a writable folder.")
+
+
+def _can_become(folder: Path) -> bool:
+    return _is_writable(next(each for each in (folder, *folder.parents) if each.exists()))
 
 
 def _is_writable(folder: Path) -> bool:

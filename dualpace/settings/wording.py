@@ -55,6 +55,8 @@ def sentence(error: Exception) -> str:
         return f"{group} is no group of this command: --help lists those that are."
     if "group override must be a string" in first:
         return "A group is set to one of its choices, group=choice, and a setting by its full name."
+    if found := re.search(r"Could not append to config. An item is already at '(.*)'", first):
+        return f"{found.group(1)} is set without a plus in front: {found.group(1)}=VALUE."
     if found := re.search(r"Multiple values for ([\w/]+)\.", first):
         return f"{found.group(1)} is chosen more than once: keep one of its choices."
     if found := re.search(r"Ambiguous value for argument '(.*)'", first):
@@ -166,7 +168,7 @@ def _wrong_type(error: Exception, cause: OmegaConfBaseException) -> str:
         kind = known[str(cause.key)].type
         hint = f", written {cause.full_key}=[a,b]" if kind.startswith("list") else ""
         return f"{written} does not fit: {cause.full_key} takes {kind}{hint}."
-    return f"{written} does not fit: {cause.msg}."
+    return f"{written} does not fit: {str(cause.msg).splitlines()[0]}."
 
 
 def _schemas(error: OmegaConfBaseException) -> list[type]:

@@ -26,6 +26,12 @@ from dualpace.settings.wording import unknown_option
         ("modle=smollm2", "modle is no setting: did you mean model?"),
         ("gpu.threads=two", "gpu.threads=two does not fit: gpu.threads takes int or null."),
         ("model.source=null", "model.source=null does not fit: model.source takes str."),
+        (
+            "compile.buckets=[1,x]",
+            "compile.buckets=[1,x] does not fit: "
+            "Value 'x' of type 'str' could not be converted to Integer.",
+        ),
+        ("+server.port=3", "server.port is set without a plus in front: server.port=VALUE."),
         ("policy=fifo", "policy=fifo is unknown: choose one of dualpace, gpu_only, neo"),
         ("model=/models/mine", "name a folder or file with model.source=/path."),
         ("+hw=abacus", "hw=abacus is unknown: choose one of cpu, h200, h20x2, h20x4, rtx4090."),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.bench.plot import DRAWERS, draw, why_not
+from dualpace.runtime.bench.config import PlotConfig
+from dualpace.runtime.bench.plot import DRAWERS, draw, plot, why_not
 from dualpace.runtime.bench.results import in_order, load_results
 from dualpace.settings.compose import load
 
@@ -58,6 +59,11 @@ def test_paths_and_profiles_without_results(tmp_path: Path) -> None:
         in_order([result()], ["bx"])
     with pytest.raises(ConfigError, match=r"figures=\[3\] cannot be drawn: choose of 1, 8, 9"):
         draw([result()], [3], tmp_path)
+
+
+def test_a_folder_for_figures_that_cannot_be_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="out=/proc/no cannot be written: name a folder of your"):
+        plot(PlotConfig(out="/proc/no"))
 
 
 def test_one_file_for_a_list_of_them_is_told_how_lists_are_written() -> None:

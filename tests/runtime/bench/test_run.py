@@ -170,6 +170,13 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         settings("bench.url=host:80")
 
 
+@pytest.mark.parametrize("key", ["result", "bench.records", "bench.server_log", "bench.out"])
+def test_where_nothing_can_be_written_is_said_before_the_load(key: str) -> None:
+    """Not after it, with what was measured lost."""
+    with pytest.raises(ConfigError, match=rf"{key}=/proc/no/file cannot be written: name a "):
+        settings(f"{key}=/proc/no/file")
+
+
 def test_a_peer_is_started_measured_and_ended(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     config = settings(
