@@ -87,6 +87,7 @@ class PostAttention:
             raise ValueError("the sizes of o, gate_up and down do not fit together")
         self._norm, self._bits = norm.contiguous(), float_bits(eps)
         kernel.norm_kernel()  # compiled now rather than in service
+        self.calls(MAX_ROWS)  # room for all there will be
 
     def __call__(self, attn: Tensor, x: Tensor) -> Tensor:
         rows = len(x)

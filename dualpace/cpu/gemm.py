@@ -114,6 +114,7 @@ class TileLinear:
         self._config = torch.frombuffer(bytearray(amx_probe.tile_config()), dtype=torch.uint8)
         # All of them now, so that nothing compiles once requests are served.
         self._functions = {s: kernel.gemm_kernel(s, unit.native) for s in self._shapes}
+        self.call(MAX_ROWS)  # room for all there will be; pages are taken when they are written
 
     def __call__(
         self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None

@@ -19,7 +19,7 @@ from dualpace.cpu.dense_stage import PostAttention, Rooms
 from dualpace.cpu.gemm import MAX_ROWS, Block, Call
 from dualpace.cpu.qkv import Places, PreAttention, place
 
-_MOST_PROGRAMS = 256  # 100 KB each
+MAX_PROGRAMS = 256  # 100 KB each
 
 
 class Layers:
@@ -46,6 +46,10 @@ class Layers:
         self._rooms = rooms
         self._programs: dict[int, _Program] = {}
         self._state = rooms.state
+
+    def prepare(self, rows: int) -> None:
+        """Fill in now what rounds of so many rows share; it takes milliseconds."""
+        self._program(rows)
 
     def begin(self, rows: int, places: Places, scale: float) -> None:
         """A round of so many rows, up to MAX_ROWS, whose tokens stand at `places`; `scale`
@@ -81,7 +85,7 @@ class Layers:
 
     def _program(self, rows: int) -> "_Program":
         while True:
-            if self._rooms.state != self._state or len(self._programs) > _MOST_PROGRAMS:
+            if self._rooms.state != self._state or len(self._programs) > MAX_PROGRAMS:
                 self._programs, self._state = {}, self._rooms.state
             if rows in self._programs:
                 return self._programs[rows]

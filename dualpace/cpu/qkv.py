@@ -100,6 +100,7 @@ class PreAttention:
             whole_heads=head_norms is not None,
         )
         norms.norm_kernel()  # compiled now rather than in service
+        self.calls(MAX_ROWS)  # room for all there will be
 
     @property
     def hidden(self) -> int:

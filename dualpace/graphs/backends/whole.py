@@ -18,7 +18,7 @@ from dualpace.cpu.attention import PagedDecoder
 from dualpace.cpu.dense_stage import PostAttention
 from dualpace.cpu.gemm import MAX_ROWS
 from dualpace.cpu.handles import Handles
-from dualpace.cpu.layers import Layers
+from dualpace.cpu.layers import MAX_PROGRAMS, Layers
 from dualpace.cpu.qkv import Places, PreAttention
 from dualpace.graphs.backends import Arguments, Stage
 from dualpace.graphs.table import StageTable
@@ -116,7 +116,14 @@ class ChainedLayers:
     def __init__(self, caches: Sequence[Tensor], decoder: PagedDecoder, scale: float) -> None:
         """caches: each layer's; the decoder has begun each round before `begin`."""
         self._caches, self._decoder, self._scale = caches, decoder, scale
-        self._layers: Layers | None = None
+        self._first: PreLayer | None = None
+        self._layers: dict[bool, Layers] = {}  # by whether post-attention is whole
+
+    def prepare(self, tables: Mapping[str, StageTable], most_rows: int) -> None:
+        """Make the chains of every number of rows that has some."""
+        for rows in range(1, min(most_rows, MAX_ROWS, MAX_PROGRAMS) + 1):
+            if (layers := self._layers_of(tables, rows)) is not None:
+                layers.prepare(rows)
 
     def begin(
         self, tables: Mapping[str, StageTable], positions: Tensor, slots: Tensor
@@ -124,23 +131,30 @@ class ChainedLayers:
         """The layers, which have begun the round of these rows. None where pre-attention of so many
         is not whole; their `post` is None where post-attention is not.
         """
-        rows = len(positions)
+        layers = self._layers_of(tables, len(positions))
+        if layers is not None:
+            assert self._first is not None
+            layers.begin(len(positions), self._first.places(positions, slots), self._scale)
+        return layers
+
+    def _layers_of(self, tables: Mapping[str, StageTable], rows: int) -> Layers | None:
         pre = _whole_weights(tables.get("pre_attention"), rows, WHOLE_PRE_ATTENTION)
         post = _whole_weights(tables.get("post_attention"), rows, whole_post_attention)
         if pre is None:
             return None
-        first, layers = PRE_LAYERS[pre[0]], self._layers
-        same = layers is not None and layers.pre[0] is first.product
-        if layers is None or not same or (layers.post is None) != (post is None):
-            self._layers = layers = Layers(
+        first = PRE_LAYERS[pre[0]]
+        if self._first is not first:  # other tables serve than before
+            self._first, self._layers = first, {}
+        is_whole = post is not None
+        if is_whole not in self._layers:
+            self._layers[is_whole] = Layers(
                 [PRE_LAYERS[handle].product for handle in pre],
                 None if post is None else [POST_LAYERS[handle] for handle in post],
                 self._caches,
                 self._decoder,
                 first.product.rooms,
             )
-        layers.begin(rows, first.places(positions, slots), self._scale)
-        return layers
+        return self._layers[is_whole]
 
 
 def _whole_weights(table: StageTable | None, rows: int, graph: Stage) -> list[Tensor] | None:

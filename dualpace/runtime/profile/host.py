@@ -103,7 +103,8 @@ class HostWorker:
             Route.SPLIT_FINAL: self.split,
             Route.FUSED_ASSIST: self.fused,
         }
-        self._worker = CpuWorker(link, self.stages, pool, self.attention, routes)
+        max_rows = plan.cpu.max_batch_size
+        self._worker = CpuWorker(link, self.stages, pool, self.attention, routes, max_rows)
         self._worker.ready()
 
     def iterate(self, batch: CpuBatch) -> StepDone:

@@ -123,7 +123,7 @@ def build_cpu(plan: Plan, link: Link, progress: Progress, ranks: Ranks | None = 
         Route.SPLIT_FINAL: SplitFinal(stages, width, client),
         Route.FUSED_ASSIST: FusedAssist(client, plan.model.num_layers),
     }
-    return CpuWorker(link, stages, host, attention, routes)
+    return CpuWorker(link, stages, host, attention, routes, plan.cpu.max_batch_size)
 
 
 def _attention_worker(plan: Plan, link: Link, progress: Progress) -> AttentionWorker:

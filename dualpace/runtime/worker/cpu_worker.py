@@ -35,15 +35,19 @@ class CpuWorker:
         pool: HostPool,
         attention: DecodeAttention,
         routes: Mapping[Route, RouteRun],
+        max_rows: int,
     ) -> None:
         self._link = link
         self._stages = stages
         self._layers = pool.layers
         self._attention = attention
         self._routes = routes
+        self._max_rows = max_rows
         self._chained = ChainedLayers(pool.layers, attention.decoder, attention.scale)
 
     def ready(self) -> None:
+        """Makes what batches share, where their layers are chains."""
+        self._chained.prepare(self._stages.tables(), self._max_rows)
         self._stages.ready()
 
     @torch.inference_mode()
