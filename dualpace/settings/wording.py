@@ -21,6 +21,14 @@ from dualpace.settings.help import APPENDED
 from dualpace.settings.meaning import meanings
 from dualpace.settings.schema import ROOTS, VARIANTS, BenchConfig, ServeConfig
 
+_VLLM = {  # what users of vLLM write
+    "max_model_len": "model.max_context",
+    "max_num_batched_tokens": "gpu.max_batched_tokens",
+    "max_num_seqs": "gpu.max_batch_size",
+    "served_model_name": "model.name",
+    "tensor_parallel_size": "gpu.tp",
+}
+
 
 def sentence(error: Exception) -> str:
     """What `error`, raised while settings were composed, says to the person who wrote them."""
@@ -103,6 +111,8 @@ def unknown_option(root: str, option: str, words: Sequence[str]) -> str:
     lasts = {key.rpartition(".")[2] for key in keys}
     near = [name] if name in lasts else difflib.get_close_matches(name, lasts, 1, 0.7)
     found = [name] if name in keys else [k for k in keys if k.rpartition(".")[2] in near][:3]
+    if _VLLM.get(name) in keys:
+        found = [_VLLM[name]]
     if not found:
         return f"{flag} is no option: settings are written key=value, and --help lists them."
     return f"{flag} is no option: write {' or '.join(f'{key}={value}' for key in found)}."
@@ -142,6 +152,8 @@ def _unknown_key(error: OmegaConfBaseException) -> str:
     parent = str(error.full_key).rpartition(".")[0]
     prefix = f"{parent}." if parent else ""
     near = [prefix + name for name in difflib.get_close_matches(str(error.key), known, 1)]
+    if error.key in _VLLM:
+        near = [_VLLM[str(error.key)]]
     if not near:  # perhaps the group was forgotten, or another one meant
         near = [full for full in _all_keys(ServeConfig) if full.endswith(f".{error.key}")]
     hint = f"did you mean {near[0]}?" if near else "--help lists all."

@@ -23,6 +23,8 @@ from dualpace.settings.wording import unknown_option
         ("port=9000", "port is no setting: did you mean server.port?"),
         ("gpu.look_ahead=true", "gpu.look_ahead is no setting: did you mean runtime.look_ahead?"),
         ("gpu.colour=red", "gpu.colour is no setting: --help lists all."),
+        ("max_model_len=100", "max_model_len is no setting: did you mean model.max_context?"),
+        ("max_num_seqs=8", "max_num_seqs is no setting: did you mean gpu.max_batch_size?"),
         ("modle=smollm2", "modle is no setting: did you mean model?"),
         ("gpu.threads=two", "gpu.threads=two does not fit: gpu.threads takes int or null."),
         ("model.source=null", "model.source=null does not fit: model.source takes str."),
@@ -104,6 +106,8 @@ def test_a_workload_without_its_file_asks_for_it(choice: str) -> None:
         ("--hw cpu", "write +hw=cpu."),
         ("--server.port 1", "write server.port=1."),
         ("--max-batch-size 8", "write gpu.max_batch_size=8 or cpu.max_batch_size=8."),
+        ("--tensor-parallel-size 2", "write gpu.tp=2."),
+        ("--max-model-len=100", "write model.max_context=100."),
         ("--zzzzzz", "settings are written key=value, and --help lists them."),
     ],
 )
