@@ -147,11 +147,14 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Output]:
-        """Like `generate`, for one conversation or several: lists of {"role", "content"}."""
+        """Like `generate`, for one conversation or several: lists of {"role", "content"}.
+        `chat_template_kwargs` are variables of the model's template.
+        """
         limit = self.plan.model.max_context
         encoded = [
-            encode_chat(self._tokenizer, conversation, limit)
+            encode_chat(self._tokenizer, conversation, limit, chat_template_kwargs)
             for conversation in as_conversations(messages)
         ]
         return self._generate(encoded, params, progress)

@@ -43,10 +43,13 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation; ChatError when the template refuses it."""
+        """The prompt of a conversation; `variables` are what else the template may ask for.
+        ChatError when it refuses them."""
         try:
             return self._template.render(
+                **(variables or {}),
                 messages=[dict(message) for message in messages],
                 tools=list(tools) if tools else None,
                 documents=None,

@@ -100,8 +100,10 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a conversation; encode it with add_special_tokens=False.
+        """The prompt text of a conversation; encode it with add_special_tokens=False. `variables`
+        are the template's own, but for those that are parameters here.
 
         ChatError when the model has no template or its template refuses the messages.
         """
@@ -109,7 +111,7 @@ class Tokenizer:
             raise ChatError("the model has no chat template; use completions with a plain prompt")
         if self._template is None:
             self._template = ChatTemplate(self._special.chat_template, self._special.names)
-        return self._template.render(messages, tools, add_generation_prompt)
+        return self._template.render(messages, tools, add_generation_prompt, variables)
 
 
 def load_tokenizer(source: Source) -> Tokenizer:

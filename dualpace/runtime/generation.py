@@ -44,7 +44,11 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str: ...
 
 
@@ -65,12 +69,35 @@ def encode_text(
     return tokenizer.encode(text, add_special_tokens)
 
 
+_OURS = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+
+
+def chat_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """What the model's template makes of a conversation, given `variables` of its own. Raises
+    InvalidParameter, and the tokenizer's ChatError for what the template refuses."""
+    if taken := sorted(_OURS.intersection(variables or {})):
+        raise InvalidParameter(
+            "chat_template_kwargs",
+            f"chat_template_kwargs.{taken[0]} is set by the server: leave it out.",
+        )
+    return tokenizer.chat(
+        messages, add_generation_prompt=add_generation_prompt, variables=variables
+    )
+
+
 def encode_chat(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], max_context: int
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    max_context: int,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The prompt of a conversation. Raises as `encode_text` does, and the tokenizer's ChatError for
-    one that it cannot put."""
-    text = tokenizer.chat(messages)
+    """The prompt of a conversation. Raises as `encode_text` and `chat_text` do."""
+    text = chat_text(tokenizer, messages, variables)
     _check_text(text, max_context)
     return tokenizer.encode(text, add_special_tokens=False)
 

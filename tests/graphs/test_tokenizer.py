@@ -174,11 +174,12 @@ def test_templates_get_what_they_expect() -> None:
     template = ChatTemplate(
         "{%- for m in messages %}\n    {%- if m.role == 'tool' %}{% continue %}{% endif %}\n"
         "{{ m.content }};{% endfor %}{{ tools | tojson }}{% if add_generation_prompt %}>{% endif %}"
-        "{{ strftime_now('%Y') | length }}",
+        "{{ strftime_now('%Y') | length }}{% if thinks is defined %}{{ thinks }}{% endif %}",
         {},
     )
     messages = [{"role": "user", "content": "é"}, {"role": "tool", "content": "x"}]
     assert template.render(messages, [{"a": "é"}]) == 'é;[{"a": "é"}]>4'
+    assert template.render(messages, None, False, {"thinks": False}) == "é;null4False"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "bad_words": [[]],
     "best_of": [1],
     "chat_template": [],
-    "chat_template_kwargs": [{}],
     "continue_final_message": [False],
     "documents": [[]],
     "echo": [False],
@@ -246,6 +245,7 @@ class ChatRequest(_Sampled):
     """POST /v1/chat/completions"""
 
     messages: list[ChatMessage]
+    chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -116,7 +116,8 @@ class Service:
         params = request.params()
         messages = conversation(request.messages)
         size = sum(len(message["content"]) for message in messages)
-        prompt = await _off_loop(size, encode_chat, tokenizer, messages, self._max_context)
+        variables, limit = request.chat_template_kwargs, self._max_context
+        prompt = await _off_loop(size, encode_chat, tokenizer, messages, limit, variables)
         form = request.logprob_form
         told_as = None if form is None else form.chat
         return self._job(ChatShape(), tokenizer, [prompt], params, request, arrival_s, told_as)

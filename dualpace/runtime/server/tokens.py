@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dualpace.runtime.generation import Tokenizer, encode_text
+from dualpace.runtime.generation import Tokenizer, chat_text, encode_text
 from dualpace.runtime.server.conversation import ChatMessage, conversation
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.openai import Strict
@@ -16,6 +16,7 @@ class TokenizeRequest(Strict):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None  # null: with a prompt; templates write their own
     add_generation_prompt: bool | None = None  # null: true
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def size(self) -> int:
@@ -38,8 +39,8 @@ def tokenize(tokenizer: Tokenizer, request: TokenizeRequest, max_context: int) -
         text, special = request.prompt, True
     else:
         opens = request.add_generation_prompt is not False
-        text = tokenizer.chat(conversation(request.messages or []), add_generation_prompt=opens)
-        special = False
+        messages, variables = conversation(request.messages or []), request.chat_template_kwargs
+        text, special = chat_text(tokenizer, messages, variables, opens), False
     if request.add_special_tokens is not None:
         special = request.add_special_tokens
     ids = encode_text(tokenizer, text, max_context, special)

@@ -43,9 +43,16 @@ class ByteTokenizer:
         return "".join(chr(i) if i < EOS else end for i in ids)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The last message alone is the prompt; one of several is shown as JSON."""
+        """The last message alone is the prompt; one of several is shown as JSON, and so are
+        variables."""
+        if variables:
+            return json.dumps(variables)
         if not add_generation_prompt:
             return f"closed: {messages[-1]['content']}"
         if messages[-1]["role"] == "assistant":

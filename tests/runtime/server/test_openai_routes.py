@@ -155,6 +155,14 @@ def test_chat_stream(client):
     assert chunks[-1].usage.prompt_tokens == 5
 
 
+def test_the_template_gets_its_variables(client):
+    thinks = {"chat_template_kwargs": {"enable_thinking": False}}
+    answer = chat(client, "x", extra_body=thinks)
+    assert json.loads(answer.choices[0].message.content) == {"enable_thinking": False}
+    with pytest.raises(openai.BadRequestError, match="messages is set by the server"):
+        chat(client, "x", extra_body={"chat_template_kwargs": {"messages": []}})
+
+
 def test_chat_template_gets_roles_names_and_joined_parts(client):
     messages = [
         {"role": "developer", "content": "be brief"},
