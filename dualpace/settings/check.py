@@ -18,6 +18,7 @@ from dualpace.runtime.config import (
     AssistConfig,
     DualPacePolicyConfig,
     KvConfig,
+    NeoPolicyConfig,
     ServerConfig,
 )
 from dualpace.settings.paths import check_output, folder
@@ -32,6 +33,10 @@ def check(config: SystemConfig) -> None:
     _one_of("assist.mode", config.assist.mode, ASSIST_MODES)
     if isinstance(config.policy, DualPacePolicyConfig):
         _one_of("policy.host_admission", config.policy.host_admission, HOST_ADMISSIONS)
+    if isinstance(config.policy, NeoPolicyConfig) and (config.policy.launch_ms or 0) < 0:
+        raise ConfigError(
+            f"policy.launch_ms={config.policy.launch_ms:g} is negative: set 0 or more, or leave it out."
+        )
     _one_of("kv.output_estimate", config.kv.output_estimate, OUTPUT_ESTIMATES)
     _one_of("compile.backend", config.compile.backend, BACKENDS)
     _one_of("compile.start", config.compile.start, STARTS)
