@@ -35,7 +35,8 @@ def check(config: SystemConfig) -> None:
         _one_of("policy.host_admission", config.policy.host_admission, HOST_ADMISSIONS)
     if isinstance(config.policy, NeoPolicyConfig) and (config.policy.launch_ms or 0) < 0:
         raise ConfigError(
-            f"policy.launch_ms={config.policy.launch_ms:g} is negative: set 0 or more, or leave it out."
+            f"policy.launch_ms={config.policy.launch_ms:g} is negative: set 0 or more, or leave it "
+            f"out."
         )
     _one_of("kv.output_estimate", config.kv.output_estimate, OUTPUT_ESTIMATES)
     _one_of("compile.backend", config.compile.backend, BACKENDS)

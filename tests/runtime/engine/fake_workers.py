@@ -84,8 +84,9 @@ class FakeHandle:
         self.name = f"{role} worker {rank}"
         self.role, self.rank, self.channel = role, rank, channel
         self.ready = self.has_worked = self.is_running = False
-        times = ("linear", "post_layer") if role == "gpu" else ()  # else all take none
-        self.info: dict[str, Any] = {"layer_times": {name: [(1, 1e-3)] for name in times}}
+        # A step is all that costs, so that host rows in lockstep always pay.
+        times = {"post_layer": [(1, 1e-3)], "linear": [(1, 1e-9)]} if role == "gpu" else {}
+        self.info: dict[str, Any] = {"layer_times": times}
         self.pid = 0
         self.num_starts = 0
         self.batches: list[Batch] = []  # taken by this or an earlier process

@@ -61,8 +61,6 @@ def settings(rng: random.Random) -> list[str]:
         "cpu.tp": (1, 1, 2),
     }.items():
         found.append(f"{key}={rng.choice(values)}")
-    if policy == "neo":
-        found.append("policy.launch_ms=-1000")  # host rows always pay
     return found
 
 

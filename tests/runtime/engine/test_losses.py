@@ -81,7 +81,7 @@ def test_a_deadly_row_on_the_host_costs_its_request_alone_and_no_kv() -> None:
     assert len([i for b in prompts for i in b.request_ids]) == 4, "KV on the host is not lost"
 
 
-NEO = ("policy=neo", "kv.gpu_blocks=8", "policy.launch_ms=-1000")  # HBM holds about two
+NEO = ("policy=neo", "kv.gpu_blocks=8")  # HBM holds about two
 
 
 @pytest.mark.parametrize("role", BOTH)
