@@ -7,7 +7,6 @@ Both workers of a start want the same kernels at the same time, and compiling ta
 """
 
 import fcntl
-import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -37,24 +36,7 @@ def callback(kernel: Callable[[Any], None], **options: Any) -> int:
     return address
 
 
-@functools.cache
-def _without_blas() -> None:
-    """Numba's array functions look for SciPy's BLAS when they are imported: a third of a second of
-    every start, for what no kernel uses."""
-    from numba.np import linalg
-
-    def none() -> None:
-        raise ImportError("no kernel uses BLAS")
-
-    look, linalg.ensure_blas = linalg.ensure_blas, none
-    try:
-        import numba.np.arraymath  # noqa: F401
-    finally:
-        linalg.ensure_blas = look
-
-
 def _address(kernel: Callable[[Any], None], options: dict[str, Any]) -> int:
-    _without_blas()
     signature = types.void(types.intp)
     return int(cfunc(signature, cache=True, **options)(kernel).address)
 
