@@ -1,11 +1,20 @@
-"""A results page in Markdown: what ran where, each point, sustained rates and their ratios.
-Knows only the keys of results."""
+"""A results page in Markdown: what ran where, each point, sustained rates and their ratios beside
+the paper's, and where the host tier helps. Knows only the keys of results."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dualpace.runtime.bench.sustain import TARGETS, Result, Sweep, sweeps
+from dualpace.runtime.bench import paper, versus
+from dualpace.runtime.bench.sustain import (
+    TARGETS,
+    TENTHS,
+    Result,
+    Sweep,
+    Target,
+    crossed,
+    sweeps,
+)
 
 _COLUMNS = (
     ("offered 1/s", "rate", 1.0, "g"),
@@ -28,7 +37,8 @@ def page(results: Sequence[Result], title: str, figures: Iterable[str] = ()) -> 
         first = group[0]
         parts += [f"## {first['workload']} on {first['profile']}", lengths(group)]
         parts.append(points(group))
-        parts += sustained([sweep for sweep in sweeps(plain) if in_group(sweep, first)])
+        found = [sweep for sweep in sweeps(plain) if in_group(sweep, first)]
+        parts += [*sustained(found), *against(found)]
     parts += [f"![{name}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"
 
@@ -96,22 +106,60 @@ def name(result: Result) -> str:
 
 
 def sustained(found: Sequence[Sweep]) -> list[str]:
-    """Rates at the targets, then how many times each other's rate the first policy sustains."""
+    """Rates at the targets, how many times each other's rate the first policy sustains and what the
+    paper says of that; then the tighter targets, where any is crossed."""
     if not any(len(sweep.results) > 1 for sweep in found):
         return []
-    head = ("sustained 1/s at", *(target[0] for target in TARGETS), "most completed")
-    rates = {
-        sweep.name: [*(sweep.sustains(*target[1:])[0] for target in TARGETS), sweep.capacity]
+    parts = [rates(found, TARGETS, with_paper=True)]
+    if text := paper.note(found[0].workload):
+        parts.append(text)
+    if tighter := crossed(found, TENTHS):
+        parts.append(rates(found, tighter))
+    bounds = "the target still holds at the highest rate, or holds at none"
+    return [*parts, f"Interpolated between measured rates; `>` and `<`: {bounds}."]
+
+
+def rates(found: Sequence[Sweep], targets: Sequence[Target], with_paper: bool = False) -> str:
+    head = ("sustained 1/s at", *(target[0] for target in targets), "most completed")
+    rows = [
+        (sweep.name, *(sweep.said(*t[1:]) for t in targets), f"{sweep.capacity:.2f}")
         for sweep in found
-    }
-    rows = [(who, *(f"{v:.2f}" if v else "-" for v in row)) for who, row in rates.items()]
-    ours, *others = rates.items()
-    ratios = [
-        (f"{ours[0]} / {who}", *(ratio(a, b) for a, b in zip(ours[1], row, strict=True)))
-        for who, row in others
     ]
-    note = "`-`: the target is not crossed within the measured rates."
-    return [table(head, [*rows, *ratios]), note]
+    ours, *others = found
+    for other in others:
+        ratios = (ratio(ours.sustains(*t[1:])[0], other.sustains(*t[1:])[0]) for t in targets)
+        most = ratio(ours.capacity, other.capacity)
+        rows.append((f"{ours.name} / {other.name}", *ratios, most))
+        if with_paper and ours.name == "dualpace":
+            rows += papers_row(ours.workload, other.name, targets)
+    return table(head, rows)
+
+
+def papers_row(workload: str, other: str, targets: Sequence[Target]) -> list[tuple[str, ...]]:
+    gains = [paper.gains(workload, other, target[0]) for target in targets]
+    if not any(gains):
+        return []
+    cells = (" / ".join(f"{g:g}" for g in each) + " x" if each else "-" for each in gains)
+    return [(f"*the paper's, over {paper.called(other)}*", *cells, "-")]
+
+
+def against(found: Sequence[Sweep]) -> list[str]:
+    """`dualpace` beside the policy or server without a host tier, rate by rate, then in words."""
+    by_name = {sweep.name: sweep for sweep in found}
+    base = next((by_name[name] for name in paper.GPU_ONLY if name in by_name), None)
+    if base is None or "dualpace" not in by_name:
+        return []
+    ours = by_name["dualpace"]
+    changes = versus.rows(ours, base)
+    if not changes:
+        return []
+    head = ("offered 1/s", *(measure.name for measure in versus.MEASURES), "host tokens")
+    return [
+        f"### Where the host tier helps and where it does not: dualpace against {base.name}",
+        table(head, changes),
+        "\n".join(f"- {line}" for line in versus.statement(ours, base)),
+        f"Within {100 * versus.SAME:.0f} % counts as the same; each point is one run.",
+    ]
 
 
 def ratio(ours: float | None, other: float | None) -> str:

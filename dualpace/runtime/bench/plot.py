@@ -195,8 +195,8 @@ def curves(axis: Axes, results: Sequence[Result], metric: Metric, by: str) -> No
             axis.vlines(crossing, 0, metric.target, color=colour, linestyle=":", linewidth=1)
     axis.axhline(metric.target, color="0.5", linestyle="--", linewidth=0.8)
     highest = max((r[metric.key] * metric.scale for r in results), default=metric.top)
-    # Where all stay far below the target, its scale would show a flat line.
-    top = metric.top if highest > metric.target / 5 else 1.2 * highest
+    # Where none reaches the target, its scale would show flat lines.
+    top = metric.top if highest >= metric.target else 1.2 * highest
     axis.set(xlabel="Request rate (requests/s)", ylabel=metric.label, ylim=(0, top or None))
 
 

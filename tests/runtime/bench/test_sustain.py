@@ -16,6 +16,7 @@ def result(
         "mean_normalized_latency_s_per_token": latency,
         "p99_ttft_ms": 1000.0 * rate,
         "p99_itl_ms": 100.0,
+        "p99_tpot_ms": 60.0 * rate,
     }
 
 
@@ -35,8 +36,16 @@ def test_results_of_one_policy_make_a_sweep_and_a_variant_makes_its_own() -> Non
     assert changed.name == "NEO, changed" and len(changed.results) == 1
 
 
-def test_the_table_gives_rates_and_reasons() -> None:
-    lines = table(RESULTS)
-    assert "3.33" in lines[1] and "5.00" in lines[1]
-    assert "P99 ITL 1.5 s: still within 1500 at the highest rate 6" in lines[1]
-    assert "fewer than two rates" in lines[2]
+def test_the_table_gives_rates_and_where_they_lie_beyond_the_sweep() -> None:
+    head, neo, changed = table(RESULTS)
+    assert neo.split()[3:] == ["3.33", "5.00", ">", "6", ">", "6"]
+    assert changed.split()[-4:] == ["-", "-", "-", "-"]
+    assert "0.1 s/token" not in head
+
+
+def test_tighter_targets_are_told_where_they_are_crossed() -> None:
+    fast = [result("neo", 2, 0.05), result("neo", 4, 0.15)]
+    head, line = table(fast)
+    assert head.split("0.1 s/token")[1].split()[:4] == ["P99", "TPOT", "0.15", "s"]
+    assert line.split()[-2:] == ["3.00", "2.50"]
+    assert "< 2" in table([result("neo", 2, 5.0), result("neo", 4, 9.0)])[1]
