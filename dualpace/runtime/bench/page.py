@@ -67,8 +67,11 @@ def provenance(results: Sequence[Result]) -> list[str]:
     for result in results:
         machine = result.get("machine") or {}
         place = ", ".join(str(machine[key]) for key in ("cpu", "system") if key in machine)
-        served = result.get("server_version") or machine.get("dualpace") or "-"
-        rows.append((result["policy"], served, result.get("kind", "-"), place or "-"))
+        kind = result.get("kind", "-")
+        # A measured server that does not tell its version is not ours.
+        known = None if kind == "measured" else machine.get("dualpace")
+        served = result.get("server_version") or known or "-"
+        rows.append((result["policy"], served, kind, place or "-"))
     parts = [table(("policy or server", "version", "kind", "machine"), dict.fromkeys(rows))]
     commands = dict.fromkeys(r["command"] for r in results if r.get("command"))
     if commands:

@@ -58,7 +58,8 @@ def bench(config: BenchConfig, command: str = "") -> list[dict[str, Any]]:
     if config.bench.out is not None:
         Path(config.bench.out).mkdir(parents=True, exist_ok=True)  # also for logs named in it
     results, sent = [], 0
-    with running_server(config) as url:
+    longest = max(r.prompt_len + r.output_len for arrivals in requests for r in arrivals)
+    with running_server(config, longest) as url:
         for step, arrivals, result in zip(steps, requests, known, strict=True):
             if result is not None:
                 results.append(result)
@@ -156,13 +157,15 @@ async def drive(
             outcome = await generator.run(requests, load.concurrency)
             gc.unfreeze()
         facts = engine_facts(before, await client.text("/metrics"), outcome.end_s)
-        about = await client.text("/version")
-    return outcome, Served(card["id"], said_version(about), facts)
+        version = said(await client.text("/version"), "version")
+        version = version or said(await client.text("/props"), "build_info")  # llama.cpp's
+    return outcome, Served(card["id"], version, facts)
 
 
-def said_version(text: str | None) -> str | None:
+def said(text: str | None, key: str) -> str | None:
+    """What a page says of its server under `key`, if it is JSON and does."""
     try:
-        return str(json.loads(text or "")["version"])
+        return str(json.loads(text or "")[key])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.bench.peers import peer_command
+from dualpace.runtime.bench.peers import Run, peer_command
 
 if TYPE_CHECKING:
     from dualpace.settings.schema import BenchConfig
@@ -37,16 +37,16 @@ _FEW_CORES = 4  # with fewer, nothing is kept for the client
 
 
 @contextlib.contextmanager
-def running_server(config: "BenchConfig") -> Iterator[str]:
-    """The address of a server that is ready. Raises ConfigError, with the server's last words, for
-    one that does not start."""
+def running_server(config: "BenchConfig", longest: int) -> Iterator[str]:
+    """The address of a server that is ready for requests of up to `longest` tokens with their
+    answers. Raises ConfigError, with the server's last words, for one that does not start."""
     if config.bench.url is not None:
         yield config.bench.url
         return
     for_server, for_client = split_cores(config.bench.client_cores)
     port = config.server.port or free_port()
     before = os.sched_getaffinity(0)
-    with started(config, port, for_server) as url:
+    with started(config, port, for_server, longest) as url:
         os.sched_setaffinity(0, for_client)
         try:
             yield url
@@ -73,10 +73,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(config: "BenchConfig", port: int, cores: Sequence[int]) -> Iterator[str]:
+def started(config: "BenchConfig", port: int, cores: Sequence[int], longest: int) -> Iterator[str]:
     """Runs the server in a session of its own, so that Ctrl-C reaches it through this process."""
-    who = config.bench.peer or "this project's server"
-    words = ["exec", *peer_command(config, port)] if config.bench.peer else ["serve"]
+    who, words = "this project's server", ["serve"]
+    if config.bench.peer:
+        run = Run(len(cores), longest)
+        who, words = config.bench.peer, ["exec", *peer_command(config, port, run)]
     place = [str(os.getpid()), ",".join(map(str, cores))]
     command = [sys.executable, "-m", "dualpace.runtime.bench.child", *place, *words]
     with contextlib.ExitStack() as stack:

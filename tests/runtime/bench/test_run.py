@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.counters import engine_facts
-from dualpace.runtime.bench.peers import peer_command
+from dualpace.runtime.bench.peers import Run, peer_command
 from dualpace.runtime.bench.run import bench
 from dualpace.runtime.bench.start import server_settings, split_cores
 from dualpace.settings.compose import load
@@ -198,31 +199,54 @@ def test_a_peer_is_started_measured_and_ended(tmp_path: Path) -> None:
 def test_a_server_that_does_not_start_leaves_its_last_words() -> None:
     broken = "bench.peer_command=[sh,-c,'echo the reason; exit 3']"
     with pytest.raises(ConfigError, match=r"status 3\. Its last words: the reason"):
-        bench(settings("bench.peer=llama_cpp", broken))
+        bench(settings("bench.peer=llama_cpp", "kv.gpu_blocks=100", broken))
+
+
+def line(*overrides: str, longest: int = 300) -> str:
+    """The command of a peer on two cores."""
+    config = settings("bench.peer_command=[sh]", *overrides)
+    return " ".join(peer_command(config, 7, Run(cores=2, longest=longest)))
 
 
 def test_peers_get_the_same_limits() -> None:
-    common = ["kv.gpu_blocks=100", "gpu.token_limit=512", "gpu.max_batch_size=64", "cpu.threads=3"]
-    run = "bench.peer_command=[sh]"
-    model = "model.source=/models/x"
-    line = " ".join(peer_command(settings("bench.peer=vllm", run, model, *common), 7))
-    assert line.startswith("sh /models/x ") and line.endswith("--host 127.0.0.1 --port 7")
+    common = ["kv.gpu_blocks=100", "gpu.token_limit=512", "gpu.max_batch_size=64"]
+    common += ["model.source=/models/x"]
+    plain = line("bench.peer=vllm", *common)
+    assert plain.startswith("sh /models/x ") and plain.endswith("--host 127.0.0.1 --port 7")
     for part in (
+        "--served-model-name x",
         "--num-gpu-blocks-override 101",
         "--max-num-batched-tokens 512",
         "--max-num-seqs 64",
         "--no-enable-prefix-caching",
     ):
-        assert part in line
-    offload = settings("bench.peer=vllm_offload", run, "kv.host_gib=2.5")
-    line = " ".join(peer_command(offload, 7))
-    assert "--kv-offloading-backend native --kv-offloading-size 2.5" in line
+        assert part in plain
+    offload = line("bench.peer=vllm_offload", "kv.host_gib=2.5", "model.source=/models/x")
+    assert "--kv-offloading-backend native --kv-offloading-size 2.5" in offload
+    assert "--num-gpu-blocks-override" not in offload
     with pytest.raises(ConfigError, match=r"needs kv\.host_gib"):
-        peer_command(settings("bench.peer=vllm_offload", run), 7)
-    llama = settings("bench.peer=llama_cpp", run, model, "bench.peer_args=[-fa,on]", *common)
-    line = " ".join(peer_command(llama, 7))
-    assert "-m /models/x" in line and "-c 1600" in line and "-np 64" in line and "-t 3" in line
-    assert line.endswith("-fa on")
+        line("bench.peer=vllm_offload")
+
+
+def test_slots_of_llama_cpp_hold_the_longest_request_each() -> None:
+    llama = ["bench.peer=llama_cpp", "kv.gpu_blocks=100", "gpu.max_batch_size=64"]
+    args = line(*llama, "bench.peer_args=[-fa,on]", "model.source=/models/x.gguf")
+    assert "-m /models/x.gguf --alias x " in args and "-np 5 -c 1600 -t 2 " in args
+    assert "--cache-ram 0 --no-cache-prompt" in args and args.endswith("-fa on")
+    assert "-np 64 " in line(*llama, longest=10)
+    assert "-np 1 " in line(*llama, longest=9999)
+    assert "-t 3 " in line(*llama, "cpu.threads=3")
+    with pytest.raises(ConfigError, match=r"needs kv\.gpu_blocks"):
+        line("bench.peer=llama_cpp")
+
+
+def test_peers_load_our_model_under_our_name() -> None:
+    """Figures put servers into one panel by the model's name."""
+    packaged = line("bench.peer=llama_cpp", "kv.gpu_blocks=9")
+    assert re.search(r"-m \S+\.gguf --alias SmolLM2-135M-Instruct ", packaged)
+    assert "--alias mine " in line("bench.peer=llama_cpp", "kv.gpu_blocks=9", "model.name=mine")
+    with pytest.raises(ConfigError, match=r"cannot make the weights of model\.source=random:tiny"):
+        line("bench.peer=vllm", "model=tiny_random")
 
 
 def test_our_server_gets_the_settings_of_the_run() -> None:
