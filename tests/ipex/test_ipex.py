@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("intel_extension_for_pytorch")
 
+from dualpace.cpu.packed import LINEARS
 from dualpace.errors import ConfigError
 from dualpace.graphs.backends.ipex import Ipex, packs_bf16
 from dualpace.graphs.cache import GraphCache
@@ -20,6 +21,32 @@ def test_a_cpu_that_it_does_not_pack_for_is_refused() -> None:
         return
     with pytest.raises(ConfigError, match="AVX-512"):
         Ipex().check("bf16")
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(
+            torch.bfloat16,
+            marks=pytest.mark.skipif(not packs_bf16(), reason="bf16 is packed with AVX-512 only"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_matrix_becomes_a_packed_layer(dtype: torch.dtype, has_bias: bool) -> None:
+    weight, x = torch.randn(96, 64, dtype=dtype), torch.randn(3, 64, dtype=dtype)
+    bias = torch.randn(96, dtype=dtype) if has_bias else None
+    pack = Ipex().pack
+    assert pack is not None
+    handle = pack(weight, bias)
+    layer = LINEARS[handle]
+    assert type(layer).__module__.startswith("intel_extension_for_pytorch")
+    expected = torch.nn.functional.linear(
+        x.float(), weight.float(), bias if bias is None else bias.float()
+    )
+    error = (layer(x).float() - expected).abs().max()
+    assert error <= (1e-5 if dtype == torch.float32 else 1e-2) * expected.abs().max()
 
 
 @pytest.mark.skipif(not packs_bf16(), reason="the extension packs bf16 with AVX-512 only")

@@ -85,5 +85,12 @@ def _pack(weight: Tensor, bias: Tensor | None) -> Tensor:
         linear.weight.copy_(weight)
         if bias is not None:
             linear.bias.copy_(bias)
-    optimized: Any = ipex.optimize(linear.eval(), dtype=torch.bfloat16)
-    return register(optimized)
+    # Looking for norms to fold, it makes a graph of a lone layer, which it then does not pack.
+    packed: Any = ipex.optimize(
+        linear.eval(),
+        dtype=weight.dtype,
+        inplace=True,
+        conv_bn_folding=False,
+        linear_bn_folding=False,
+    )
+    return register(packed)
