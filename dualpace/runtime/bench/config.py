@@ -97,7 +97,8 @@ class LoadConfig:
     percentiles: list[float] = field(default_factory=lambda: [90.0, 99.0])  # of every latency
     timeout_s: float | None = None  # for one request; None: as long as it takes
     start_timeout_s: float = 900.0  # for a server that is started here
-    client_cores: int | None = None  # kept from a server started here; None: 1 if there are 4
+    # Kept from a server started here; None: 1 if there are 4, and one beyond hw.cores
+    client_cores: int | None = None
     vocab: int = 256  # prompts are random ids below it; any model knows these
     server_log: str | None = None  # file for the output of a server started here
     records: str | None = None  # file for JSON lines, one a request

@@ -71,8 +71,10 @@ def provenance(results: Sequence[Result]) -> list[str]:
         # A measured server that does not tell its version is not ours.
         known = None if kind == "measured" else machine.get("dualpace")
         served = result.get("server_version") or known or "-"
-        rows.append((result["policy"], served, kind, place or "-"))
-    parts = [table(("policy or server", "version", "kind", "machine"), dict.fromkeys(rows))]
+        profile = result.get("server_profile") or "-"
+        rows.append((result["policy"], served, kind, place or "-", profile))
+    head = ("policy or server", "version", "kind", "machine", "measured profile in use")
+    parts = [table(head, dict.fromkeys(rows))]
     commands = dict.fromkeys(r["command"] for r in results if r.get("command"))
     if commands:
         parts.append("Run again with:")

@@ -32,10 +32,12 @@ _LATE_MS = 20.0  # a client later than this at P99 may have been the bottleneck
 
 @dataclass(slots=True)
 class Served:
-    """What the server said about itself: its model, its version, its own counters over the run."""
+    """What the server said about itself: its model, its version, the measured profile in use, its
+    own counters over the run."""
 
     model: str
     version: str | None
+    profile: str | None  # None: another server, or one without
     facts: dict[str, Any]
 
 
@@ -157,17 +159,19 @@ async def drive(
             outcome = await generator.run(requests, load.concurrency)
             gc.unfreeze()
         facts = engine_facts(before, await client.text("/metrics"), outcome.end_s)
-        version = said(await client.text("/version"), "version")
+        about = await client.text("/version")
+        version = said(about, "version")
         version = version or said(await client.text("/props"), "build_info")  # llama.cpp's
-    return outcome, Served(card["id"], version, facts)
+    return outcome, Served(card["id"], version, said(about, "profile"), facts)
 
 
 def said(text: str | None, key: str) -> str | None:
-    """What a page says of its server under `key`, if it is JSON and does."""
+    """The word that a page has for its server under `key`, if it is JSON and has one."""
     try:
-        return str(json.loads(text or "")[key])
+        word = json.loads(text or "")[key]
     except (ValueError, KeyError, TypeError):
         return None
+    return word if isinstance(word, str) else None
 
 
 def describe(
@@ -192,6 +196,7 @@ def describe(
         "seed": workload.seed,
         "output_estimate": config.kv.output_estimate,
         "server_version": served.version,
+        "server_profile": served.profile,
         "machine": machine(),
         "command": command,
         "date": time.strftime("%Y%m%d-%H%M%S"),

@@ -43,7 +43,7 @@ def running_server(config: "BenchConfig", longest: int) -> Iterator[str]:
     if config.bench.url is not None:
         yield config.bench.url
         return
-    for_server, for_client = split_cores(config.bench.client_cores)
+    for_server, for_client = split_cores(config.bench.client_cores, config.hw.cores)
     port = config.server.port or free_port()
     before = os.sched_getaffinity(0)
     with started(config, port, for_server, longest) as url:
@@ -54,10 +54,14 @@ def running_server(config: "BenchConfig", longest: int) -> Iterator[str]:
             os.sched_setaffinity(0, before)
 
 
-def split_cores(client_cores: int | None) -> tuple[list[int], list[int]]:
-    """(server's, client's) of the cores that this process may use; shared where there are few."""
+def split_cores(
+    client_cores: int | None, claimed: int | None = None
+) -> tuple[list[int], list[int]]:
+    """(server's, client's) of the cores that this process may use; shared where there are few, or
+    where the server's `claimed` ones are all: with fewer it would find no profile."""
     cores = sorted(os.sched_getaffinity(0))
-    kept = client_cores if client_cores is not None else int(len(cores) >= _FEW_CORES)
+    spare = len(cores) - (claimed or 0)
+    kept = client_cores if client_cores is not None else int(len(cores) >= _FEW_CORES and spare > 0)
     if not 0 <= kept < len(cores):
         raise ConfigError(
             f"bench.client_cores={kept} leaves the server none of {len(cores)} cores: lower it."

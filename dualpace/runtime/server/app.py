@@ -81,7 +81,8 @@ def build_app(service: Service) -> FastAPI:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/version")
-    async def show_version() -> dict[str, str]:
-        return {"version": version()}
+    async def show_version() -> dict[str, str | None]:
+        """And the measured profile in use: runs compare only where it is the same."""
+        return {"version": version(), "profile": service.client.plan.profile.name}
 
     return app

@@ -20,6 +20,7 @@ def result(policy: str, rate: float, latency_s: float) -> dict[str, Any]:
         "output_mean": 2.0,
         "seed": 0,
         "server_version": "1.2",
+        "server_profile": "box",
         "machine": {"cpu": "2 x Chip", "system": "Linux"},
         "command": "python scripts/bench.py -m",
     }
@@ -35,7 +36,7 @@ def test_the_page_says_what_ran_and_sets_rates_beside_each_other() -> None:
     text = page(results, "Live", ["figure9.png"])
     assert text.startswith("# Live\n")
     assert text.count("python scripts/bench.py -m") == 1
-    assert "| dualpace | 1.2 | measured | 2 x Chip, Linux |" in text
+    assert "| dualpace | 1.2 | measured | 2 x Chip, Linux | box |" in text
     assert "| dualpace | 2.00 |" in text and "| gpu_only | 1.50 |" in text
     assert "| dualpace / gpu_only | 1.333 x | - |" in text
     assert "| *the paper's, over vLLM* | 1.906 / 1.115 / 1.238 x | - | - | - | - |" in text

@@ -265,6 +265,10 @@ def test_cores_are_kept_for_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert split_cores(None) == ([0, 1, 2], [3])
     assert split_cores(2) == ([0, 1], [2, 3])
     assert split_cores(0) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert split_cores(None, claimed=3) == ([0, 1, 2], [3])
+    # A server that is to have all of them has them.
+    assert split_cores(None, claimed=4) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert split_cores(1, claimed=4) == ([0, 1, 2], [3])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert split_cores(None) == ([0, 1], [0, 1])
 

@@ -255,6 +255,7 @@ def test_the_request_of_vllm_bench_serve(server):
 
 
 def test_version_and_health(server):
-    assert server.http.get("/version").json()["version"]
+    about = server.http.get("/version").json()
+    assert about["version"] and about["profile"] is None
     assert server.http.get("/health").json() == {"status": "alive"}
     assert server.http.get("/ready").json() == {"status": "ready"}
