@@ -73,11 +73,13 @@ SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {
             "restore_next_token_feasibility",
             "select_victims",
+            "swap_out",
+            "send_those_due",
             "growth_that_fits",
             "recompute_youngest",
             "drop",
         },
-        GPU_ROUND_TESTS,
+        (*GPU_ROUND_TESTS, f"{SCHEDULE}/test_migrate_every.py"),
     ),
     "dualpace.runtime.schedule.prefills": (
         {

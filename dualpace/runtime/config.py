@@ -61,6 +61,9 @@ class KvConfig:
     gpu_gib: float | None = None  # instead of gpu_blocks
     host_gib: float | None = None  # instead of host_blocks
     output_estimate: str = "quantile"  # quantile | declared (the paper: max_tokens)
+    # Debugging: each block that moved between the pools is compared with what it was; one that
+    # differs ends the engine
+    check_moves: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +93,9 @@ class DualPacePolicyConfig(PolicyConfig):
     # always | profile: who gains by it, judged by the profile's times; without any: always
     host_admission: str = "profile"
     chunk_prompts: bool = True  # prompts for HBM are cut at gpu.token_limit; false: one forward
+    # Debugging: whoever decodes in HBM leaves it after so many tokens, as if there were no room for
+    # it; 0: nobody does
+    migrate_every: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

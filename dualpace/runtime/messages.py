@@ -165,6 +165,17 @@ class TransfersDone(Message, kind=15):
 
 
 @dataclass(slots=True)
+class MovesChecked(Message, kind=17):
+    """What a debug mode has found of copies that are about to be reported: `blocks` were compared
+    with what they had been. `difference`: empty, or where `transfer_id` broke one, for people.
+    """
+
+    blocks: int
+    transfer_id: int = 0
+    difference: str = ""
+
+
+@dataclass(slots=True)
 class AssistDone(Message, kind=16):
     """One Dense Assist as the GPU worker saw it (Figure 12), and the CPU worker's wait; seconds."""
 

@@ -101,6 +101,7 @@ class KvPlan:
     host_blocks: int
     bytes_per_block: int  # all layers, K and V
     output_estimate: str
+    check_moves: bool
 
     @property
     def gpu_pool_blocks(self) -> int:

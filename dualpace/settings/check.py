@@ -33,6 +33,11 @@ def check(config: SystemConfig) -> None:
     _one_of("assist.mode", config.assist.mode, ASSIST_MODES)
     if isinstance(config.policy, DualPacePolicyConfig):
         _one_of("policy.host_admission", config.policy.host_admission, HOST_ADMISSIONS)
+        if config.policy.migrate_every < 0:
+            raise ConfigError(
+                f"policy.migrate_every={config.policy.migrate_every} is negative: set the tokens "
+                f"after which a request leaves HBM, or 0 for none."
+            )
     if isinstance(config.policy, NeoPolicyConfig) and (config.policy.launch_ms or 0) < 0:
         raise ConfigError(
             f"policy.launch_ms={config.policy.launch_ms:g} is negative: set 0 or more, or leave it "

@@ -112,6 +112,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             host_blocks=host_blocks,
             bytes_per_block=bytes_per_block(spec, dtype),
             output_estimate=config.kv.output_estimate,
+            check_moves=config.kv.check_moves,
         ),
         assist=_assist(config.assist, cpu_rows, config.gpu.tp),
         policy=_policy(config.policy),

@@ -38,6 +38,7 @@ HBM_BLOCKS = 12
 TIGHT: dict[str, Any] = {
     "kv.gpu_blocks": HBM_BLOCKS,
     "kv.output_estimate": "declared",
+    "kv.check_moves": True,
     "policy.host_admission": "always",
     "cpu.max_batch_size": 4,
     # CPU batches of 1, 2 and more rows take one route each.
@@ -49,6 +50,7 @@ NEO: dict[str, Any] = {
     "policy": "neo",
     "kv.gpu_blocks": HBM_BLOCKS,
     "kv.output_estimate": "declared",
+    "kv.check_moves": True,
 }
 
 
@@ -82,6 +84,7 @@ def make_move(llm: LLM) -> list[Output]:
     after = wait_until(llm, is_idle)
     for way in ("prefill_gpu", "prefill_cpu", "swap_out", "swap_in"):
         assert after["events"][way] > moves[way], way
+    assert after["blocks_checked"] - before["blocks_checked"] > len(PROMPTS) + len(LONG_PROMPTS)
     routes = Counter(after["routes"]) - Counter(before["routes"])
     assert routes.keys() == {"FULL_CPU", "SPLIT_FINAL", "FUSED_ASSIST"}
     assert after["compiles_after_ready"] == 0

@@ -152,6 +152,7 @@ def test_backends_are_those_that_are_built() -> None:
         ("model.seed=99999999999999999999", "does not fit into 64 bits"),
         ("model.max_context=1", "model.max_context=1 holds no prompt with its answer"),
         ("policy=neo policy.launch_ms=-1", "policy.launch_ms=-1 is negative"),
+        ("policy.migrate_every=-1", "policy.migrate_every=-1 is negative"),
         ("policy.name=neo", "policy.name=neo cannot be set by itself: choose policy=neo"),
         ("server.drain_timeout_s=-1", "server.drain_timeout_s=-1 is negative"),
     ],

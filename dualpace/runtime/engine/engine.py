@@ -210,6 +210,9 @@ class LLMEngine:
             case messages.TransfersDone():
                 self._state.transfer_done(message.transfer_ids.tolist())
                 self._stats.transfers += len(message.transfer_ids)
+            case messages.MovesChecked():
+                if broken := self._stats.count_checked(message, self._state):
+                    self._fail(broken)
             case messages.AssistDone():
                 self._stats.count_assist(message)
             case messages.Phase():
@@ -225,13 +228,11 @@ class LLMEngine:
         self._changed()
 
     def _on_worker_loss(self, role: str, is_at_fault: bool) -> bool:
-        """Whatever the worker owed is void; what it owned is rebuilt (design.md, Processes).
+        """Whatever the worker owed, or had part in, is void; what it owned is rebuilt.
 
         Returns whether requests may be the cause, which will not run together again at once.
         """
-        steps = list(self._gpu_steps)
-        if role == "cpu":  # rounds in lockstep are both workers'
-            steps = [step for step in steps if step.has_host_rows]
+        steps = [step for step in self._gpu_steps if role == "gpu" or step.has_host_rows]
         own = [self._cpu_step] if role == "cpu" and self._cpu_step is not None else []
         void: list[GpuStep | CpuStep] = [*steps, *own]
         log.error("lost with the %s worker: %s", role, lost_rounds(void))

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dualpace.runtime.messages import AssistDone, StepDone
+from dualpace.runtime.messages import AssistDone, MovesChecked, StepDone
 from dualpace.runtime.types import ENGINES, Owner
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class EngineStats:
 
     is_ready: bool = False
     transfers: int = 0
+    blocks_checked: int = 0  # under kv.check_moves, by each rank its part
     tokens: Counter[str] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
     rounds_lost: Counter[str] = field(default_factory=Counter)  # with their worker
@@ -50,6 +51,15 @@ class EngineStats:
         for event in ("prefill_gpu", "prefill_cpu", "swap_out", "swap_in", "marked", "preempted"):
             self.events[event] += len(record[event])
 
+    def count_checked(self, found: MovesChecked, state: "State") -> str:
+        """What to end the engine with, if a block was changed on its way."""
+        self.blocks_checked += found.blocks
+        if not found.difference:
+            return ""
+        transfer = state.transfers.get(found.transfer_id)  # None: lost with its worker
+        whose = "an earlier round" if transfer is None else f"request {transfer.request.id}"
+        return f"KV of {whose} was changed on its way: {found.difference}"
+
     def count_assist(self, record: AssistDone) -> None:
         self.assist_calls += 1
         for part in _ASSIST_PARTS:
@@ -76,6 +86,7 @@ class EngineStats:
             "routes": dict(self.routes),
             "events": dict(self.events),
             "transfers": self.transfers,
+            "blocks_checked": self.blocks_checked,
             "assist_calls": self.assist_calls,
             "assist_s": dict(self.assist_s),
             "compiles_after_ready": sum(self.compiles_after_ready.values()),

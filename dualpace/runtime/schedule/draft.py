@@ -31,6 +31,7 @@ class Departures:
 
     chunk_prompts: bool = False  # prompts for HBM are cut at the soft token limit
     host_admission: HostAdmission | None = None  # None: the host takes whoever fits
+    migrate_every: int = 0  # tokens after which a decode leaves HBM; 0: when it has to
 
 
 PAPER = Departures()

@@ -17,8 +17,12 @@ def restore_next_token_feasibility(draft: Draft) -> None:
     free blocks; if that is empty, the youngest are dropped and recomputed until one can go on.
     """
     view = draft.view
+    if draft.departures.migrate_every:
+        send_those_due(draft)
+        if draft.waits:
+            return
     growth = next_growth(draft.queue)
-    short = growth - draft.free
+    short = growth - draft.free - sum(len(r.blocks) for r in draft.round.swap_out)
     if short > 0 and (view.gpu_vacating or view.rounds_in_flight):
         draft.waits = True  # judged again when those copies, or the round in flight, are done
         return
@@ -53,18 +57,41 @@ def select_victims(draft: Draft, short: int) -> int:
             short -= len(request.blocks) + request.next_growth
             drop(draft, request)
             continue
-        if request.peak_blocks > draft.view.envelope.capacity:
-            continue
-        blocks = blocks_for(request.kv_len)
-        rest = [r for r in draft.queue if r is not request]
-        peak = draft.peak - request.peak_blocks
-        if blocks > draft.host_free or blocks > draft.slack(draft.reserve(rest, peak)):
-            continue
-        short -= len(request.blocks) + request.next_growth
-        draft.round.swap_out.append(request)
-        draft.queue, draft.peak = rest, peak
-        draft.planned += blocks
+        if swap_out(draft, request):
+            short -= len(request.blocks) + request.next_growth
     return short
+
+
+def swap_out(draft: Draft, request: Request) -> bool:
+    """Whether the host has room for it, under Equation 2 too; then it leaves HBM."""
+    blocks = blocks_for(request.kv_len)
+    rest = [r for r in draft.queue if r is not request]
+    peak = draft.peak - request.peak_blocks
+    if (
+        request.peak_blocks > draft.view.envelope.capacity
+        or blocks > draft.host_free
+        or blocks > draft.slack(draft.reserve(rest, peak))
+    ):
+        return False
+    draft.round.swap_out.append(request)
+    draft.queue, draft.peak = rest, peak
+    draft.planned += blocks
+    return True
+
+
+def send_those_due(draft: Draft) -> None:
+    """Beyond the appendix, to test moves: whoever has gained `migrate_every` tokens since it was
+    last due leaves HBM, though it need not, if the host has room. It comes back by A.1.6, and with
+    a token, so that it is not due again at once.
+    """
+    every = draft.departures.migrate_every
+    due = [r for r in reversed(draft.queue) if (r.kv_len + r.order) % every == 0]
+    if due and draft.view.rounds_in_flight:
+        draft.waits = True  # they can be moved when it has been applied
+        return
+    for request in due:
+        if request.ready:
+            swap_out(draft, request)
 
 
 def growth_that_fits(queue: list[Request], free: int) -> list[Request]:

@@ -128,6 +128,11 @@ class _EngineCollector(Collector):
         ):
             yield _counter(name, text, [({label: key}, value) for key, value in values.items()])
         yield _counter("dualpace_transfers", "KV copies done", [({}, now["transfers"])])
+        yield _counter(
+            "dualpace_kv_blocks_checked",
+            "Moved blocks found unchanged (kv.check_moves)",
+            [({}, now["blocks_checked"])],
+        )
         yield _counter("dualpace_assists", "Dense Assists served", [({}, now["assist_calls"])])
         yield _counter(
             "dualpace_graph_compiles_after_ready",

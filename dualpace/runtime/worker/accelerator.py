@@ -18,6 +18,7 @@ from dualpace.runtime.order import TASK, Decision, OrderFollower, OrderLeader
 from dualpace.runtime.wiring import MAX_STEPS_IN_FLIGHT
 from dualpace.runtime.worker.copies import Event, all_done
 from dualpace.runtime.worker.link import Link
+from dualpace.runtime.worker.move_checks import MoveChecks
 
 MAX_TRANSFERS_A_MESSAGE = 4096
 
@@ -56,7 +57,12 @@ class Assists(Pollable, Protocol):
 
 
 class Transfers(Pollable, Protocol):
-    """The copies that a device has been given."""
+    """The copies that a device has been given. `checks`: a debug mode that looks at each block
+    they have moved; None: it is off.
+    """
+
+    @property
+    def checks(self) -> MoveChecks | None: ...
 
     def take_ended(self) -> list[int]:
         """Ids of transfers that have ended since the last call."""
@@ -125,6 +131,8 @@ class AcceleratorWorker:
 
     def _report_transfers(self) -> None:
         ended = np.array(self._transfers.take_ended(), np.int64)
+        if len(ended) and (checks := self._transfers.checks) is not None:
+            self._link.send(checks.compare(ended.tolist()))  # while the engine knows whose they are
         for start in range(0, len(ended), MAX_TRANSFERS_A_MESSAGE):
             self._link.send(TransfersDone(ended[start : start + MAX_TRANSFERS_A_MESSAGE]))
 

@@ -27,6 +27,7 @@ from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
 from dualpace.runtime.worker.layer_times import accelerator_times, host_times
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import AttentionWorker, HeadGroup, LockstepRounds
+from dualpace.runtime.worker.move_checks import MoveChecks
 from dualpace.runtime.worker.progress import Progress
 from dualpace.runtime.worker.ranks import (
     ALONE,
@@ -80,9 +81,12 @@ def build_accelerator(
         attention = AcceleratorAttention(hbm, num_q_heads, plan.gpu.threads)
         attention.warm_up()
     copies = copy_engine(link.doorbell)
-    staging = Staging(hbm, hosts, plan.gpu.max_batched_tokens, copies)
+    checks = None
+    if plan.kv.check_moves:
+        checks = MoveChecks(hbm.blocks, [(host.common.own, host.blocks) for host in hosts])
+    staging = Staging(hbm, hosts, plan.gpu.max_batched_tokens, copies, checks)
     progress.bytes["staging"] = staging.nbytes
-    transfers = Transfers(hbm, hosts, copies)
+    transfers = Transfers(hbm, hosts, copies, checks)
     rounds = StandInRounds(stages, attention, transfers, staging, plan.model.num_layers, device)
     if link.lockstep is None:
         assists = _assists(plan, link, stages, ranks.shard)

@@ -40,8 +40,13 @@ class HostPart:
     pool: HostPool
     common: Overlap
 
-    def words(self) -> Words:
+    @property
+    def blocks(self) -> Tensor:
         """[B, L, 2, common heads, 16, D]."""
+        return self.pool.blocks[:, :, :, self.common.theirs]
+
+    def words(self) -> Words:
+        """The same as words."""
         return self.pool.words()[:, :, :, self.common.theirs]
 
 

@@ -6,7 +6,7 @@ This is the stand-in's mover: its copies are numpy assignments on the copy threa
 thread of the compute's pool.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from dualpace.runtime.messages import GpuBatch
 from dualpace.runtime.types import TransferKind
 from dualpace.runtime.worker.copies import CopyEngine, CopyEvent, all_done
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPart, Words, as_words
+from dualpace.runtime.worker.move_checks import MoveChecks, nothing
 from dualpace.runtime.worker.rows import Int32, PromptRow
 
 _STAGING_BUFFERS = 2
@@ -25,7 +26,14 @@ class Transfers:
 
     must_poll = False  # the copy thread rings the doorbell
 
-    def __init__(self, hbm: AcceleratorPool, hosts: Sequence[HostPart], copies: CopyEngine) -> None:
+    def __init__(
+        self,
+        hbm: AcceleratorPool,
+        hosts: Sequence[HostPart],
+        copies: CopyEngine,
+        checks: MoveChecks | None = None,
+    ) -> None:
+        self.checks = checks
         words = hbm.words()
         self._pools = [(words[:, :, :, host.common.own], host.words()) for host in hosts]
         self._copies = copies
@@ -38,7 +46,11 @@ class Transfers:
             part = slice(batch.migration_offsets[i], batch.migration_offsets[i + 1])
             source, target = batch.source_blocks[part], batch.target_blocks[part]
             is_out = batch.migration_kinds[i] == TransferKind.SWAP_OUT
-            event = (self._swap_out if is_out else self._swap_in)(source, target)
+            arrived = nothing
+            if self.checks is not None:
+                blocks = source.tolist(), target.tolist()
+                arrived = self.checks.swap(transfer_id, is_out, *blocks)
+            event = (self._swap_out if is_out else self._swap_in)(source, target, arrived)
             self._migrations.append(event)
             self.track(transfer_id, [event])
 
@@ -62,17 +74,19 @@ class Transfers:
             del self._events[number]
         return ended
 
-    def _swap_out(self, source: Int32, target: Int32) -> CopyEvent:
+    def _swap_out(self, source: Int32, target: Int32, arrived: Callable[[], None]) -> CopyEvent:
         def copy() -> None:
             for hbm, host in self._pools:
                 host[target] = hbm[:, source].swapaxes(0, 1)
+            arrived()
 
         return self._copies.submit(copy)
 
-    def _swap_in(self, source: Int32, target: Int32) -> CopyEvent:
+    def _swap_in(self, source: Int32, target: Int32, arrived: Callable[[], None]) -> CopyEvent:
         def copy() -> None:
             for hbm, host in self._pools:
                 hbm[:, target] = host[source].swapaxes(0, 1)
+            arrived()
 
         return self._copies.submit(copy)
 
@@ -86,7 +100,9 @@ class Staging:
         hosts: Sequence[HostPart],
         max_tokens: int,
         copies: CopyEngine,
+        checks: MoveChecks | None = None,
     ) -> None:
+        self._checks = checks
         _, _, _, kv_heads, _, head_dim = hbm.blocks.shape
         size = (_STAGING_BUFFERS, 2, max_tokens, kv_heads, head_dim)
         self._buffers = hbm.blocks.new_empty(size)
@@ -119,7 +135,11 @@ class Staging:
         for prompt in prompts:
             assert prompt.start == 0, "a prompt that goes to the host is one forward"
             first = prompt.first - origin
-            staged = self._words[which, :, first : first + prompt.num_tokens]
+            rows = slice(first, first + prompt.num_tokens)
+            if self._checks is not None:
+                blocks = prompt.blocks.tolist()
+                self._checks.prompt(prompt.transfer_id, layer, k[rows], v[rows], blocks)
+            staged = self._words[which, :, rows]
             events.append(self._copy(layer, staged, prompt.blocks))
         self._readers[which] = events
         return events

@@ -169,6 +169,9 @@ class FakeHandle:
         """As no worker does."""
         self._later(self._say, batch, batch.starts)
 
+    def check(self, blocks: int, transfer_id: int = 0, difference: str = "") -> None:
+        self._result(messages.MovesChecked(blocks, transfer_id, difference))
+
     def drop(self, batch: Batch) -> None:
         self._result(messages.StepDropped(batch.step))
 

@@ -259,6 +259,21 @@ def test_a_defect_of_the_engine_itself_ends_it_with_a_reason() -> None:
     assert "a callback failed: IndexError" in engine.failure
 
 
+def test_a_block_that_was_changed_on_its_way_ends_the_engine_and_names_its_request() -> None:
+    """The host's is one; before the copy is reported."""
+
+    def fault(handle: FakeHandle, batch: Batch) -> None:
+        if handle.role == "gpu":
+            for copy in batch.transfer_ids[batch.transfer_ids >= 0]:  # type: ignore[union-attr]
+                handle.check(3)
+                handle.check(2, int(copy), "layer 5 of block 9 is not what left by a prefill")
+
+    engine = play(ask(4, prompt_len=LONG), "kv.host_blocks=100", fault=fault)
+    layer = "layer 5 of block 9 is not what left by a prefill"
+    assert engine.failure == f"KV of request 4 was changed on its way: {layer}"
+    assert engine.stats()["blocks_checked"] == 5
+
+
 @pytest.mark.parametrize("role", BOTH)
 def test_cancels_while_a_worker_starts_again_leave_nothing_behind(role: str) -> None:
     async def story(engine: Engine) -> None:

@@ -29,6 +29,7 @@ DEPARTURES: dict[str, dict[str, Any]] = {
     "cheap host": {"chunk_prompts": True, "times": flat_times(assist=0.1)},
     "dear host": {"times": flat_times(cpu=9.0, assist=2.0)},
     "dear prefill": {"chunk_prompts": True, "times": flat_times(cpu=9.0, prefill=50.0)},
+    "restless": {"migrate_every": 3},
 }
 lengths = st.integers(1, 90)
 

@@ -14,6 +14,7 @@ from tests.runtime.schedule.world import World
 POLICIES = {
     "paper": make_policy("dualpace"),
     "departing": make_policy("dualpace", chunk_prompts=True, times=flat_times(assist=0.5)),
+    "restless": make_policy("dualpace", chunk_prompts=True, migrate_every=1),
 }
 LONGEST_WAIT = 200  # fair cycles; the requests below need up to 40 tokens, a dozen run at a time
 

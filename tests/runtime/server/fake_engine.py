@@ -174,6 +174,7 @@ class FakeEngine:
             "routes": {"FULL_CPU": 1},
             "events": {"preempted": 2, "cancelled": self.cancelled},
             "transfers": 3,
+            "blocks_checked": 5,
             "assist_calls": 0,
             "assist_s": {},
             "compiles_after_ready": 0,

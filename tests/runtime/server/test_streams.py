@@ -176,6 +176,7 @@ def test_metrics_of_the_engine(server):
         ("dualpace_kv_blocks_capacity", (("pool", "host"),), 200),
         ("dualpace_kv_blocks_used", (("pool", "host"),), 0),
         ("dualpace_transfers_total", (), 3),
+        ("dualpace_kv_blocks_checked_total", (), 5),
         ("dualpace_graph_compiles_after_ready_total", (), 0),
         ("dualpace_worker_restarts_total", (("worker", "gpu"),), 0),
         ("dualpace_worker_rounds_lost_total", (("worker", "gpu"),), 2),

@@ -221,9 +221,10 @@ def _build(plan: Plan, link: Link, progress: Progress, _: object) -> Accelerator
     made = model.make_model(
         forward, pool, limit, (4, 8), maker, not paired, _ignore, max_sampled=32
     )
-    moves = transfers.DeviceTransfers(pool, [registered])
+    checks = transfers.make_checks(pool, [registered]) if plan.kv.check_moves else None
+    moves = transfers.DeviceTransfers(pool, [registered], checks)
     compiles: Any = SimpleNamespace(ready=lambda: None, after_ready=0)
-    write_out = transfers.WriteOut([registered])
+    write_out = transfers.WriteOut([registered], checks)
     main = rounds.DeviceRounds(made, moves, write_out, compiles, not paired, None if paired else 1)
     if link.lockstep is None:
         graphs = assists.AssistGraphs(forward, plan.cpu.max_batch_size, _ignore)

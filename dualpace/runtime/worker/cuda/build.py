@@ -25,7 +25,12 @@ from dualpace.runtime.worker.cuda.compiles import Compiles
 from dualpace.runtime.worker.cuda.layer_times import device_times
 from dualpace.runtime.worker.cuda.lockstep import HostLink, PairedRounds
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds
-from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, RegisteredPool, WriteOut
+from dualpace.runtime.worker.cuda.transfers import (
+    DeviceTransfers,
+    RegisteredPool,
+    WriteOut,
+    make_checks,
+)
 from dualpace.runtime.worker.exchange import Exchange
 from dualpace.runtime.worker.kv_pools import AcceleratorPool
 from dualpace.runtime.worker.link import Link
@@ -88,8 +93,9 @@ def build_device(
             progress.steps("capturing decode steps"),
             max_sampled=buckets[-1] + beside,
         )
-    write_out = WriteOut(hosts) if plan.kv.host_blocks else None
-    transfers = DeviceTransfers(pool, hosts)
+    checks = make_checks(pool, hosts) if plan.kv.check_moves else None
+    write_out = WriteOut(hosts, checks) if plan.kv.host_blocks else None
+    transfers = DeviceTransfers(pool, hosts, checks)
     rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries, ahead)
     with progress.phase("warm_up", "warming up"):
         _warm_up(rounds, transfers, warm_up.batches(buckets, write_out is not None, plan))
@@ -183,4 +189,6 @@ def _warm_up(rounds: DeviceRounds, transfers: DeviceTransfers, batches: Iterable
     for batch in batches:
         _run(rounds, batch)
         _run(rounds, batch)
-        transfers.take_ended()
+        ended = transfers.take_ended()
+        if transfers.checks is not None:
+            transfers.checks.forget(ended)  # all of them moved block 0, at the same time

@@ -22,6 +22,7 @@ from dualpace.runtime.types import TransferKind
 from dualpace.runtime.worker.copies import all_done
 from dualpace.runtime.worker.cuda.batches import aligned
 from dualpace.runtime.worker.cuda.events import DeviceEvent
+from dualpace.runtime.worker.move_checks import MoveChecks, nothing
 from dualpace.runtime.worker.rows import PromptRow
 
 
@@ -53,7 +54,10 @@ class DeviceTransfers:
     transfers have ended.
     """
 
-    def __init__(self, pool: Tensor, hosts: Sequence[RegisteredPool]) -> None:
+    def __init__(
+        self, pool: Tensor, hosts: Sequence[RegisteredPool], checks: MoveChecks | None = None
+    ) -> None:
+        self.checks = checks
         self._registered = hosts  # for as long as copies may run
         self._out, self._in = ([host.mover(pool) for host in hosts] for _ in range(2))
         self._out_stream, self._in_stream = (torch.cuda.Stream(pool.device) for _ in range(2))
@@ -77,15 +81,19 @@ class DeviceTransfers:
         for i, transfer_id in enumerate(batch.migration_ids.tolist()):
             part = slice(batch.migration_offsets[i], batch.migration_offsets[i + 1])
             source, target = batch.source_blocks[part].tolist(), batch.target_blocks[part].tolist()
-            out = batch.migration_kinds[i] == TransferKind.SWAP_OUT
+            out = bool(batch.migration_kinds[i] == TransferKind.SWAP_OUT)
             stream = self._out_stream if out else self._in_stream
             with torch.cuda.stream(stream):
+                arrived = nothing
+                if self.checks is not None:
+                    arrived = self.checks.swap(transfer_id, out, source, target)
                 if out:
                     for mover in self._out:
                         mover.swap_out(source, target)
                 else:
                     for mover in self._in:
                         mover.swap_in(source, target)
+                arrived()
             event = DeviceEvent(stream)
             event.holds(main)
             self.track(transfer_id, [event])
@@ -108,7 +116,8 @@ class WriteOut:
     The rounds keep K and V in two buffers that layers take in turns, so nothing is staged twice.
     """
 
-    def __init__(self, hosts: Sequence[RegisteredPool]) -> None:
+    def __init__(self, hosts: Sequence[RegisteredPool], checks: MoveChecks | None = None) -> None:
+        self._checks = checks
         self._registered = hosts
         self._hosts = [(host.common.own, host.heads) for host in hosts]
         self._stream = torch.cuda.Stream(host_device())
@@ -137,12 +146,25 @@ class WriteOut:
             for prompt in prompts:
                 rows = slice(prompt.first, prompt.first + prompt.num_tokens)
                 end = start + len(prompt.blocks)
+                if self._checks is not None:
+                    ids = prompt.blocks.tolist()
+                    self._checks.prompt(prompt.transfer_id, layer, k[rows], v[rows], ids)
                 for own, host in self._hosts:
                     kv.write_out(k[rows, own], v[rows, own], host, layer, blocks[start:end])
                 start += aligned(len(prompt.blocks))
         event = DeviceEvent(self._stream)
         self._readers[layer % 2] = event
         return event
+
+
+def make_checks(pool: Tensor, hosts: Sequence[RegisteredPool]) -> MoveChecks:
+    """For both of them, which share it."""
+
+    def fetch(sums: Tensor) -> Tensor:
+        there = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
+        return there.copy_(sums, non_blocking=True)
+
+    return MoveChecks(pool, [(host.common.own, host.heads) for host in hosts], fetch)
 
 
 def host_device() -> torch.device:
