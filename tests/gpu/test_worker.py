@@ -22,6 +22,7 @@ from tests.runtime.worker.edits_case import run_edits
 from tests.runtime.worker.lockstep_case import run_lockstep
 from tests.runtime.worker.reference import Reference
 from tests.runtime.worker.rig import GPU_BLOCKS, HOST_BLOCKS, Rig
+from tests.runtime.worker.swapped_case import run_swapped
 from tests.runtime.worker.talks import Talk
 from tests.tiny_settings import settings
 
@@ -216,6 +217,14 @@ def test_migrations_every_few_tokens_change_no_bit(rig: Rig, reference: Referenc
         rig.free["host"] += back[2]
     assert reference.agrees(*everyone)
     free(rig, gpu=everyone)
+
+
+def test_a_batch_is_told_the_same_bits_after_one_of_it_has_been_away(rig: Rig) -> None:
+    run_swapped(rig, talks)
+
+
+def test_in_bf16_too(bf16: Rig) -> None:
+    run_swapped(bf16, talks)
 
 
 @torch.inference_mode()

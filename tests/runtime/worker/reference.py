@@ -14,11 +14,11 @@ from tests.runtime.worker.talks import Talk
 class Reference:
     """Every token from the whole text before it."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, dtype: torch.dtype = torch.float32) -> None:
         found = resolve_source(source)
         self._spec = found.spec
         self._stages: Stages = GraphCache().build(
-            found.spec, load_weights(found, torch.float32), max_context=512
+            found.spec, load_weights(found, dtype), max_context=512
         )
 
     @torch.inference_mode()
