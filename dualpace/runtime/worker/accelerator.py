@@ -47,7 +47,11 @@ class Rounds(Pollable, Protocol):
 
 
 class Assists(Pollable, Protocol):
-    """How a device serves Dense Assist."""
+    """How a device serves Dense Assist. `are_expected`: one may well come while a round runs, so
+    that boundaries are worth a look."""
+
+    @property
+    def are_expected(self) -> bool: ...
 
     def serve(self) -> bool:
         """Takes a ready assist, or answers one that has run; whether there was one."""
@@ -82,7 +86,7 @@ class AcceleratorWorker:
         self._link = link
         self._rounds = rounds
         self._transfers = transfers
-        self._assists = assists  # None where no CPU batch can ever ask: whole-forward mode
+        self._assists = assists  # None where no CPU batch can ever ask
         self._order = order  # of the other ranks, where this one decides between tasks and assists
         self._batches: deque[GpuBatch] = deque()
         self._tasks: Tasks | None = None
@@ -102,6 +106,7 @@ class AcceleratorWorker:
         self._receive()
         if self._assists is not None:
             self._assists.serve()
+        if self._assists is not None and self._assists.are_expected:
             self._run_task()
         else:
             while self._can_go_on():  # no boundary to check: the whole forward at once

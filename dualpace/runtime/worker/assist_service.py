@@ -21,6 +21,7 @@ from dualpace.runtime.worker.link import Link
 
 class AssistService:
     must_poll = False  # an assist has ended when `serve` returns
+    are_expected = True  # a boundary costs nothing here
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from dualpace.runtime.kv.overlaps import ALL, Overlap
 from dualpace.runtime.messages import AssistDone
 from dualpace.runtime.order import Decision, OrderLeader
 from dualpace.runtime.worker.activations import Activations, logprob_rows, sampling_like
-from dualpace.runtime.worker.cuda.events import DeviceEvent
+from dualpace.runtime.worker.cuda.events import DeviceEvent, Lately
 from dualpace.runtime.worker.edits import logit_edits
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.rows import SamplingArrays
@@ -146,10 +146,13 @@ class DeviceAssists:
         own_stream: bool,
         columns: Sequence[Overlap] = (ALL,),
         order: OrderLeader | None = None,
+        lately: Lately | None = None,
     ) -> None:
         """`columns`: where this rank's attention lies among what CPU ranks write. `order`: of the
-        other ranks, which have to serve the same assist; then there is no stream of its own."""
+        other ranks, which have to serve the same assist; then there is no stream of its own.
+        `lately`: marked with each assist; None: they are expected at any time."""
         assert not (own_stream and order)
+        self._lately = lately
         self._link, self._graphs, self._buffer = link, graphs, link.assist
         self._shared = Activations(link.assist, dtype)
         self._columns = _Columns(self._shared, columns, graphs.rows.attn)
@@ -165,6 +168,10 @@ class DeviceAssists:
     def must_poll(self) -> bool:
         return self._running is not None
 
+    @property
+    def are_expected(self) -> bool:
+        return self._lately is None or bool(self._lately)
+
     def serve(self) -> bool:
         """Queues a ready assist or finishes one that has run; whether it did."""
         if self._running is not None:
@@ -177,6 +184,8 @@ class DeviceAssists:
         if taken is None:
             return False
         taken_s = time.monotonic()
+        if self._lately is not None:
+            self._lately.mark()
         kind, layer, rows, _ = taken
         sampling = None if kind == AssistKind.POST_ATTENTION else self._shared.sampling(rows)
         if self._order is not None:

@@ -22,6 +22,7 @@ from dualpace.runtime.worker.cuda import lockstep, warm_up
 from dualpace.runtime.worker.cuda import model as device_model
 from dualpace.runtime.worker.cuda.assists import AssistGraphs, DeviceAssists
 from dualpace.runtime.worker.cuda.compiles import Compiles
+from dualpace.runtime.worker.cuda.events import Lately
 from dualpace.runtime.worker.cuda.layer_times import device_times
 from dualpace.runtime.worker.cuda.lockstep import HostLink, PairedRounds
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds
@@ -48,6 +49,7 @@ from dualpace.runtime.worker.ranks import (
 # Stage tasks queued behind the one on the device, by the way assists are served: between them, so
 # that an assist waits for two at most, or beside them, so that launching them never blocks.
 _AHEAD = {"boundary": 1, "stream": 16}
+_LATELY_S = 0.25  # beside rounds assists are looked out for this long after the last one
 
 
 def build_device(
@@ -67,6 +69,7 @@ def build_device(
     buckets = device_model.buckets_up_to(plan.gpu.max_batch_size)
     ahead = _AHEAD[plan.assist.mode] if assists_reachable else None
     boundaries = assists_reachable and plan.assist.mode == "boundary"
+    lately = None if boundaries else Lately(_LATELY_S)
     spec = resolve_source(plan.model.source).spec
     beside = plan.cpu.max_batch_size if link.lockstep is not None else 0  # host rows of a round
     context, limit = plan.model.max_context, plan.gpu.max_batched_tokens + beside
@@ -96,7 +99,7 @@ def build_device(
     checks = make_checks(pool, hosts) if plan.kv.check_moves else None
     write_out = WriteOut(hosts, checks) if plan.kv.host_blocks else None
     transfers = DeviceTransfers(pool, hosts, checks)
-    rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries, ahead)
+    rounds = DeviceRounds(model, transfers, write_out, compiles, boundaries, ahead, lately)
     with progress.phase("warm_up", "warming up"):
         _warm_up(rounds, transfers, warm_up.batches(buckets, write_out is not None, plan))
     assists = None
@@ -113,6 +116,7 @@ def build_device(
                 plan.assist.mode == "stream",
                 attention_columns(plan, ranks.shard),
                 order if isinstance(order, OrderLeader) else None,
+                lately,
             )
     served: Rounds = rounds
     if link.lockstep is not None:

@@ -2,6 +2,7 @@
 
 # mypy: allow-untyped-calls
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -52,6 +53,20 @@ class Lead:
         self._marks.append(self._mark())
         is_full = len(self._marks) == self._marks.maxlen
         return [self._marks[0]] if is_full and tasks_left > self._always else []
+
+
+class Lately:
+    """True for a while after each `mark`."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until_s = -math.inf
+
+    def mark(self) -> None:
+        self._until_s = self._clock() + self._seconds
+
+    def __bool__(self) -> bool:
+        return self._clock() < self._until_s
 
 
 class DeviceClock:

@@ -29,7 +29,7 @@ from dualpace.runtime.worker.activations import logprob_rows
 from dualpace.runtime.worker.copies import Event
 from dualpace.runtime.worker.cuda import batches
 from dualpace.runtime.worker.cuda.compiles import Compiles
-from dualpace.runtime.worker.cuda.events import DeviceClock, DeviceEvent, Lead
+from dualpace.runtime.worker.cuda.events import DeviceClock, DeviceEvent, Lately, Lead
 from dualpace.runtime.worker.cuda.model import DeviceModel, second_kv
 from dualpace.runtime.worker.cuda.transfers import DeviceTransfers, WriteOut
 from dualpace.runtime.worker.drawn import NOTHING, HostDrawn, host_drawn
@@ -63,7 +63,8 @@ class Launched:
 
 class DeviceRounds:
     """Runs batches in order. `boundaries`: decodes too stage by stage. `ahead`: stage tasks queued
-    behind the one on the device at most; None: as far as there are batches.
+    behind the one on the device at most, where `lately` is given only while it is true; None: as
+    far as there are batches.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class DeviceRounds:
         compiles: Compiles,
         boundaries: bool,
         ahead: int | None = None,
+        lately: Lately | None = None,
     ) -> None:
         self.model, self._transfers, self._write_out = model, transfers, write_out
         self._compiles = compiles
         self._boundaries = boundaries
         self._lead = None if ahead is None else Lead(ahead, _LAST)
+        self._lately = lately
         self._clock = DeviceClock()
         self._launched: deque[Launched] = deque()
         self._index: dict[int, int] = {}  # request -> its entry of `model.sampled`
@@ -296,7 +299,9 @@ class DeviceRounds:
 
     def _boundary(self, tasks_left: int) -> list[Event]:
         """What must have ended before the next task may be queued."""
-        return [] if self._lead is None else [*self._lead.blockers(tasks_left)]
+        if self._lead is None or (self._lately is not None and not self._lately):
+            return []
+        return [*self._lead.blockers(tasks_left)]
 
 
 class OwnAttention:
