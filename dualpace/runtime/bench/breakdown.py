@@ -96,7 +96,7 @@ def _shares(axis: Axes, parts: Mapping[str, Mapping[str, float]]) -> None:
     for (name, amounts), colour in zip(parts.items(), OTHER_COLOURS, strict=False):
         share = np.array([100 * amounts[bar] / totals[bar] for bar in bars])
         drawn = axis.bar(bars, share, 0.5, bottom=bottom, color=colour, label=name)
-        labels = [f"{s:.1f}" if s >= 3 else "" for s in share]
+        labels = [f"{s:.1f}" if s >= 4 else "" for s in share]
         axis.bar_label(drawn, labels, label_type="center", fontsize=7)
         bottom += share
     axis.set_ylim(0, 130)  # room for the legend
