@@ -87,21 +87,20 @@ def giants(llm: LLM, vocab: int) -> list[Asked]:
 
 
 def spread(some: Sequence[Asked], among: Sequence[Asked]) -> list[Asked]:
-    """`some` at even distances from the first place on."""
-    step = len(among) // len(some)
-    result: list[Asked] = []
-    for place, one in enumerate(among):
-        if place % step == 0 and place // step < len(some):
-            result.append(some[place // step])
-        result.append(one)
-    return result
+    """Each in its order and at even distances."""
+    placed = [
+        ((place + 0.5) / len(part), one) for part in (some, among) for place, one in enumerate(part)
+    ]
+    return [one for _, one in sorted(placed, key=lambda pair: pair[0])]
 
 
 def run(llm: LLM, everyone: Sequence[Asked], wave: int, say: Say) -> list[Output]:
     """Answers of all, a wave at a time, which HBM need not have room for.
 
-    In the first wave the host's worker stands still until some have come back into HBM.
+    In the first wave the host's worker stands still until some have come back into HBM; so nobody
+    of it may be too long for HBM, behind whom they would wait.
     """
+    assert all(len(one.prompt) < 16 * llm.plan.kv.gpu_blocks for one in everyone[:wave])
     began, outputs = time.monotonic(), list[Output]()
     for some in _waves(everyone, wave):
         prompts, params = [one.prompt for one in some], [one.params for one in some]
@@ -141,6 +140,25 @@ def check(llm: LLM, everyone: Sequence[Asked], outputs: Sequence[Output]) -> Sta
     return stats
 
 
+@dataclass
+class Nearness:
+    """To the exact model, over positions: how many have its best token, and the sum of KL."""
+
+    positions: int = 0
+    agree: int = 0
+    divergence: float = 0.0
+
+    def count(self, agrees: bool, p: Tensor, q: Tensor) -> None:
+        """p, q: logarithms of the exact and of these probabilities."""
+        self.positions += 1
+        self.agree += agrees
+        self.divergence += float((p.exp() * (p - q)).sum())
+
+    def __str__(self) -> str:
+        kl = self.divergence / self.positions
+        return f"top-1 {self.agree / self.positions:.4f}, KL {kl:.6f}"
+
+
 class Truth:
     """The model in float32, plainly, and for comparison in another dtype."""
 
@@ -159,28 +177,27 @@ class Truth:
                 truth += float(logits.var())
         return float((wrong / truth) ** 0.5)
 
-    def judge(self, outputs: Sequence[Output]) -> dict[str, tuple[float, float]]:
-        """(share of positions whose best token is the exact one, mean KL from the exact) of what
-        was told and of the rounded model, over one division of the vocabulary a position: each
-        token that was told, and all others together.
+    def judge(self, *runs: Sequence[Output]) -> list[tuple[Nearness, Nearness]]:
+        """Of each run what was told, and the rounded model along the same tokens, which all runs
+        have in common. The vocabulary is divided at each position: every token that was told, and
+        all others together.
         """
         assert self._rounded is not None
-        agree, divergence, count = {"told": 0, "rounded": 0}, {"told": 0.0, "rounded": 0.0}, 0
-        for output in outputs:
-            exact, rounded = (_along(model, output) for model in (self._exact, self._rounded))
-            for told, truth, other in zip(output.logprobs or (), exact, rounded, strict=True):
-                ids, got = _told(told)
-                best = next(token for token, one in told.items() if one.rank == 1)
-                p = _parts(truth.log_softmax(-1)[ids])
-                other_logprobs = other.log_softmax(-1)
-                for name, first, q in (
-                    ("told", best, _parts(got)),
-                    ("rounded", int(other.argmax()), _parts(other_logprobs[ids])),
-                ):
-                    agree[name] += first == int(truth.argmax())
-                    divergence[name] += float((p.exp() * (p - q)).sum())
-                count += 1
-        return {name: (agree[name] / count, divergence[name] / count) for name in agree}
+        found = [(Nearness(), Nearness()) for _ in runs]
+        for outputs in zip(*runs, strict=True):
+            exact, rounded = (
+                _along(model, outputs[0]).log_softmax(-1) for model in (self._exact, self._rounded)
+            )
+            best, other_best = exact.argmax(-1).tolist(), rounded.argmax(-1).tolist()
+            for output, (ours, other) in zip(outputs, found, strict=True):
+                assert output.logprobs is not None and output.token_ids == outputs[0].token_ids
+                for place, told in enumerate(output.logprobs):
+                    ids, got = _told(told)
+                    first = next(token for token, one in told.items() if one.rank == 1)
+                    p = _parts(exact[place, ids])
+                    ours.count(first == best[place], p, _parts(got))
+                    other.count(other_best[place] == best[place], p, _parts(rounded[place, ids]))
+        return found
 
 
 def _along(model: Reference, output: Output) -> Tensor:
