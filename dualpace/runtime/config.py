@@ -37,7 +37,9 @@ class GpuConfig:
     """The engine that prefills everything and decodes the HBM-resident requests."""
 
     device: str = "auto"  # auto | cuda | cpu (torch on the CPU stands in)
-    threads: int | None = None  # of the stand-in; None: the cores that the core map gives it
+    # Of the stand-in; None: the cores that the core map gives it. policy=gpu_only: at most the CPU
+    # worker's as well
+    threads: int | None = None
     # Soft: bounds optional prefill and swap-in (paper 4.3). None: the profile's, else 1024
     token_limit: int | None = None
     max_batched_tokens: int | None = None  # hard; None: the larger of token_limit and 8192
@@ -90,7 +92,8 @@ class DualPacePolicyConfig(PolicyConfig):
     """The paper's two independent schedulers. policy=paper switches what goes beyond it off."""
 
     name: str = "dualpace"
-    # always | profile: who gains by it, judged by the profile's times; without any: always
+    # always | profile: who gains by it, judged by the profile's times, or without any by times that
+    # the workers measure when they start
     host_admission: str = "profile"
     chunk_prompts: bool = True  # prompts for HBM are cut at gpu.token_limit; false: one forward
     # Debugging: whoever decodes in HBM leaves it after so many tokens, as if there were no room for

@@ -171,6 +171,15 @@ class Plan:
     runtime: RuntimePlan
     profile: ProfilePlan = ProfilePlan()
 
+    @property
+    def times_layers(self) -> bool:
+        """Whether workers time a layer's parts when they start: where the policy judges by times
+        and no profile has told them."""
+        if self.policy.lockstep:
+            return True
+        by_times = dict(self.policy.options).get("host_admission") == "profile"
+        return by_times and self.profile.step_times is None and self.kv.host_blocks > 0
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
 

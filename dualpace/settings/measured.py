@@ -14,7 +14,7 @@ import yaml
 
 from dualpace.cpu.config import MAX_BATCH_SIZE
 from dualpace.errors import ConfigError
-from dualpace.runtime.config import TOKEN_LIMIT
+from dualpace.runtime.config import TOKEN_LIMIT, DualPacePolicyConfig
 from dualpace.runtime.plan import ProfilePlan
 from dualpace.runtime.step_times import StepTimes
 from dualpace.settings.compose import conf_dir
@@ -91,12 +91,15 @@ def settled(config: C, here: Fingerprint) -> tuple[C, ProfilePlan]:
         config.gpu.token_limit = TOKEN_LIMIT
     if config.cpu.max_batch_size is None:
         config.cpu.max_batch_size = MAX_BATCH_SIZE
-    return config, ProfilePlan(
-        name=name,
-        settings=tuple(taken),
-        note=_note(config, name, taken, missing),
-        step_times=profile.step_times if profile else None,
-    )
+    times = profile.step_times if profile else None
+    note = _note(config, name, taken, missing, times is None and _judges_by_times(config))
+    return config, ProfilePlan(name=name, settings=tuple(taken), note=note, step_times=times)
+
+
+def _judges_by_times(config: SystemConfig) -> bool:
+    policy = config.policy
+    is_asked = isinstance(policy, DualPacePolicyConfig) and policy.host_admission == "profile"
+    return is_asked and config.kv.host_blocks != 0
 
 
 def _fitting(here: Fingerprint) -> tuple[MeasuredProfile | None, str]:
@@ -141,13 +144,16 @@ def _refusal(config: SystemConfig, name: str, found: list[str]) -> str:
     )
 
 
-def _note(config: SystemConfig, name: str | None, taken: list[str], missing: str) -> str:
+def _note(
+    config: SystemConfig, name: str | None, taken: list[str], missing: str, judges_at_start: bool
+) -> str:
+    judged = "the host tier is judged by times measured at start" if judges_at_start else ""
     if name is None:
         return (
-            f"{missing}, so safe defaults where nothing was set: measure one with "
-            f"`{command(config)}`"
+            f"{missing}, so safe defaults where nothing was set{judged and f', and {judged}'}: "
+            f"measure one with `{command(config)}`"
         )
-    return f"{', '.join(taken) or 'nothing'} from {name}; all else as set"
+    return f"{', '.join(taken) or 'nothing'} from {name}; all else as set{judged and f'; {judged}'}"
 
 
 def command(config: SystemConfig) -> str:

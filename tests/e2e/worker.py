@@ -11,7 +11,7 @@ TEST_WORKERS names a folder of orders, which hold from when they are there:
     late-copies  from the start: copies end late and out of order
 
 SLOW_WORKERS=cpu:20,gpu:5 makes each batch of a role take so many milliseconds longer. The times
-of a layer, by which neo judges, are told, not measured.
+of a layer, by which policies judge, are told, not measured.
 """
 
 import json
@@ -36,7 +36,15 @@ ORDERS = Path(os.environ.get("TEST_WORKERS", "/no orders"))
 PACES = dict(pair.split(":") for pair in os.environ.get("SLOW_WORKERS", "").split(",") if pair)
 BATCH_S = float(PACES.get(ROLE, 0)) / 1e3
 # A step is all that costs, however many rows it has: host rows always pay.
-LAYER_TIMES = {"post_layer": [[1, 1e-3]], "linear": [[1, 1e-9]], "host": [[1, 0.0]]}
+LAYER_TIMES = {
+    "gpu": {
+        "post_layer": [[1, 1e-3]],
+        "linear": [[1, 1e-9]],
+        "decode": [[1, 0.0]],
+        "prefill": [[1, 0.0]],
+    },
+    "cpu": {part: [[1, 0.0]] for part in ("host", "host_pre", "host_post", "host_post_layer")},
+}
 
 
 def ordered(kind: type[link.Link]) -> type[link.Link]:
@@ -85,7 +93,7 @@ def ordered(kind: type[link.Link]) -> type[link.Link]:
 def told(ready: Ready) -> Ready:
     info = json.loads(ready.info)
     if info["layer_times"]:
-        info["layer_times"] = LAYER_TIMES
+        info["layer_times"] = LAYER_TIMES[ROLE]
     return replace(ready, info=json.dumps(info))
 
 

@@ -28,7 +28,7 @@ from dualpace.runtime.engine.milestones import first_scheduled, prompt_tokens
 from dualpace.runtime.engine.openings import Openings
 from dualpace.runtime.engine.pair import WorkerPair
 from dualpace.runtime.engine.results import take_tokens
-from dualpace.runtime.engine.scheduler import make_predictor, make_state
+from dualpace.runtime.engine.scheduler import make_learner, make_state
 from dualpace.runtime.engine.stats import EngineStats
 from dualpace.runtime.engine.trials import forms_by_trial
 from dualpace.runtime.plan import ModelPlan, Plan
@@ -60,8 +60,8 @@ class LLMEngine:
         self._eos = frozenset(plan.model.eos_token_ids)
         self._send = send
         self._start_s = time.monotonic()
-        self._predictor = make_predictor(plan)
-        self._state: State = make_state(plan, self._predictor)
+        self._learner = make_learner(plan)
+        self._state: State = make_state(plan, self._learner)
         self._assisting = Assisting(plan.assist, self._state)
         self._conversations: dict[int, Conversation] = {}
         self._openings = Openings(forms(plan.model), self._admit, self._refuse)
@@ -218,8 +218,8 @@ class LLMEngine:
             case messages.Phase():
                 self._send(messages.Phase(f"{role}: {message.text}"))
             case messages.Ready():
-                if self._predictor is not None:
-                    self._predictor.learn(json.loads(message.info)["layer_times"])
+                if self._learner is not None:
+                    self._learner.learn(json.loads(message.info)["layer_times"])
                 if self._workers.ready and not self._stats.is_ready:
                     self._stats.is_ready = True
                     self._send(messages.Ready(json.dumps(self._workers.info())))
@@ -305,7 +305,8 @@ class LLMEngine:
 
     def _can_run_gpu(self) -> bool:
         """A round in lockstep takes both workers."""
-        return self._workers.gpu.ready and (self._predictor is None or self._workers.cpu.ready)
+        lockstep = self._plan.policy.lockstep
+        return self._workers.gpu.ready and (not lockstep or self._workers.cpu.ready)
 
     async def _cpu_loop(self) -> None:
         while True:

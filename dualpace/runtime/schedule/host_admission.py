@@ -34,10 +34,11 @@ class Tiers:
 
 
 class ProfiledAdmission:
-    """A `draft.HostAdmission` that judges by predicted step times."""
+    """A `draft.HostAdmission` that judges by predicted step times. While `times` is None, before
+    any are known, the host takes whoever fits."""
 
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
+    def __init__(self, times: StepTimes | None) -> None:
+        self.times = times
 
     def takes_prompt(self, draft: Draft, request: Request, outputs: int) -> bool:
         """Whether a prompt that HBM has no room for should not wait for it.
@@ -48,7 +49,7 @@ class ProfiledAdmission:
         can be computed while it decodes. If some size wins, it is open to all.
         """
         peak = finish_peak(request, outputs)
-        if not draft.queue or peak > draft.view.gpu_capacity:
+        if self.times is None or not draft.queue or peak > draft.view.gpu_capacity:
             return True  # HBM would never be free for it, or not for the end of a decode
         tiers, most = tiers_of(draft, self._times), draft.view.limits.cpu_rows
         rows = min(tiers.on_host + 1, most)
@@ -82,6 +83,8 @@ class ProfiledAdmission:
         the host may cost the GPU less than one in HBM, and then all gain. Else its slower tokens
         and its share of the assists stand against a prefill, which everybody waits for.
         """
+        if self.times is None:
+            return True
         tiers, most = tiers_of(draft, self._times), draft.view.limits.cpu_rows
         rows = min(tiers.on_host + 1, most)
         if self._saved_s(tiers, max(rows, min(tiers.resident // 2, most))) > 0:
@@ -90,6 +93,11 @@ class ProfiledAdmission:
         later_s = self._iteration_s(tiers, rows) - tiers.round_s
         on_host_s = left * (later_s + tiers.others * self._times.assist(rows) / rows)
         return on_host_s < tiers.others * self._times.prefill(request.kv_len)
+
+    @property
+    def _times(self) -> StepTimes:
+        assert self.times is not None
+        return self.times
 
     def _saved_s(self, tiers: Tiers, rows: int) -> float:
         """GPU time of a token that is made on the host, by a batch of so many rows, not in HBM."""

@@ -24,7 +24,7 @@ from dualpace.runtime.worker.attention import AcceleratorAttention, DecodeAttent
 from dualpace.runtime.worker.copies import CopyEngine
 from dualpace.runtime.worker.cpu_worker import CpuWorker
 from dualpace.runtime.worker.kv_pools import AcceleratorPool, HostPool
-from dualpace.runtime.worker.layer_times import accelerator_times, host_times
+from dualpace.runtime.worker.layer_times import accelerator_times, host_dense_times, host_times
 from dualpace.runtime.worker.link import Link
 from dualpace.runtime.worker.lockstep import AttentionWorker, HeadGroup, LockstepRounds
 from dualpace.runtime.worker.move_checks import MoveChecks
@@ -88,12 +88,13 @@ def build_accelerator(
     progress.bytes["staging"] = staging.nbytes
     transfers = Transfers(hbm, hosts, copies, checks)
     rounds = StandInRounds(stages, attention, transfers, staging, plan.model.num_layers, device)
+    if plan.times_layers:
+        with progress.phase("layer_times", "timing a layer"):
+            decode = DecodeAttention(hbm.layers, num_q_heads, plan.gpu.threads)
+            progress.layer_times = accelerator_times(plan, stages, decode, hbm.blocks)
     if link.lockstep is None:
         assists = _assists(plan, link, stages, ranks.shard)
         return make_worker(link, rounds, transfers, assists)
-    with progress.phase("layer_times", "timing a layer"):
-        decode = DecodeAttention(hbm.layers, num_q_heads, plan.gpu.threads)
-        progress.layer_times = accelerator_times(plan, stages, decode, hbm.blocks)
     exchange = exchange_of(plan, link, link.rank)
     mixed = LockstepRounds(rounds, stages, link, exchange, plan.model.num_layers)
     return make_worker(link, mixed, transfers, None)
@@ -120,6 +121,11 @@ def build_cpu(plan: Plan, link: Link, progress: Progress, ranks: Ranks | None = 
     ranks = ranks or join(plan, "cpu", link)
     stages = worker_stages(plan, "cpu", progress, ranks)
     host, attention = _host_attention(plan, link, progress)
+    if plan.times_layers:
+        link.await_host_pool(progress)  # taking its memory keeps memory busy
+        with progress.phase("layer_times", "timing a layer"):
+            dense, attending = host_dense_times(plan, stages), host_times(plan, attention, host)
+            progress.layer_times = {**dense, "host": attending}
     width = plan.model.num_q_heads // plan.cpu.tp * plan.model.head_dim
     client = assist_client(link, DTYPES[plan.model.dtype], ranks.collective)
     routes: dict[Route, RouteRun] = {

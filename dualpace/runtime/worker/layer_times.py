@@ -1,10 +1,9 @@
-"""How long one layer's parts take here, measured when a worker starts: for policies that predict
-whether CPU attention hides behind the accelerator's work. A GPU's own times are
-`cuda.layer_times`.
+"""How long one layer's parts take here, measured when a worker starts: for policies that judge by
+predicted times and have no profile. A GPU's own times are `cuda.layer_times`.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from statistics import median
@@ -23,7 +22,8 @@ from dualpace.runtime.worker.kv_pools import HostPool
 from dualpace.runtime.worker.progress import Times
 from dualpace.runtime.worker.rows import DecodeArrays, SamplingArrays
 
-_ROWS = (1, 8, 32, 128)
+_ROWS = (1, 16, 64, 128)
+_SAMPLED_ROWS = (1, 16)  # a post-layer is as much work as several layers
 _KV_TOKENS = (16, 256, 4096)
 _HOST_KV_TOKENS = (16384, 65536)  # where the host pool is that large
 _PROMPTS = (16, 128)
@@ -39,14 +39,12 @@ def accelerator_times(
     model = plan.model
     q_heads, kv_heads = model.num_q_heads // plan.gpu.tp, model.num_kv_heads // plan.gpu.tp
     width = q_heads * model.head_dim
-    times: Times = {"linear": [], "post_layer": [], "prefill": []}
-    for rows in (r for r in _ROWS if r <= plan.gpu.max_batch_size):
+    times: Times = {"linear": [], "prefill": []}
+    for rows in _up_to(plan.gpu.max_batch_size, _ROWS):
         x = stages.pre_layer(torch.zeros(rows, dtype=torch.long))
         positions, out = torch.zeros(rows, dtype=torch.long), like.new_zeros(rows, width)
-        sampling = sampling_rows(_greedy(rows))
-
         times["linear"].append((rows, timed(partial(_linear, stages, x, positions, out))))
-        times["post_layer"].append((rows, timed(partial(stages.post_layer, x, sampling))))
+    times["post_layer"] = _post_layer_times(stages, plan.gpu.max_batch_size)
     for length in _PROMPTS:
         q = like.new_zeros(length, q_heads, model.head_dim)
         k = like.new_zeros(length, kv_heads, model.head_dim)
@@ -68,6 +66,36 @@ def attention_times(
         attention.begin(decodes)
         points.append((tokens, timed(partial(attention.run, 0, q, out))))
     return points
+
+
+@torch.inference_mode()
+def host_dense_times(plan: Plan, stages: Stages) -> Times:
+    """Dense stages of a rank of the host by rows, each stage by itself. Every repeat takes another
+    layer's weights, which then come from memory. All ranks run the same stages, as often."""
+    model = plan.model
+    width = model.num_q_heads // plan.cpu.tp * model.head_dim
+    times: Times = {"host_pre": [], "host_post": []}
+    for rows in _up_to(plan.cpu.max_batch_size, _ROWS):
+        x, layers = stages.pre_layer(torch.zeros(rows, dtype=torch.long)), range(model.num_layers)
+        positions, out = torch.zeros(rows, dtype=torch.long), x.new_zeros(rows, width)
+        pre = (stages.pre_attention(layer, x, positions) for layer in cycle(layers))
+        post = (stages.post_attention(layer, out, x) for layer in cycle(layers))
+        times["host_pre"].append((rows, timed(partial(next, pre))))
+        times["host_post"].append((rows, timed(partial(next, post))))
+    return times | {"host_post_layer": _post_layer_times(stages, plan.cpu.max_batch_size)}
+
+
+def _post_layer_times(stages: Stages, most: int) -> list[tuple[int, float]]:
+    times = []
+    for rows in _up_to(most, _SAMPLED_ROWS):
+        x = stages.pre_layer(torch.zeros(rows, dtype=torch.long))
+        sampling = sampling_rows(_greedy(rows))
+        times.append((rows, timed(partial(stages.post_layer, x, sampling))))
+    return times
+
+
+def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
+    return sorted({min(size, most) for size in sizes})
 
 
 @torch.inference_mode()

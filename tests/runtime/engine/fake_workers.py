@@ -30,6 +30,9 @@ Batch = messages.GpuBatch | messages.CpuBatch
 # HELD: it says nothing.
 Fault = Callable[["FakeHandle", Batch], str | int | None]
 HELD = ""
+LayerTimes = dict[str, dict[str, list[tuple[int, float]]]]  # by role and part: size and seconds
+# A step is all that costs, so that host rows in lockstep always pay.
+STEPS_COST: LayerTimes = {"gpu": {"post_layer": [(1, 1e-3)], "linear": [(1, 1e-9)]}, "cpu": {}}
 _HOST_ROWS = (RowKind.HOST_FIRST, RowKind.HOST_SECOND)
 
 
@@ -66,6 +69,7 @@ class FakeHandle:
     the one in which it was rung."""
 
     fault: Fault = staticmethod(lambda handle, batch: None)
+    layer_times: LayerTimes
     faulty_starts: Collection[tuple[str, int]] = ()  # (role, how many starts before)
     made: list["FakeHandle"]
 
@@ -84,9 +88,7 @@ class FakeHandle:
         self.name = f"{role} worker {rank}"
         self.role, self.rank, self.channel = role, rank, channel
         self.ready = self.has_worked = self.is_running = False
-        # A step is all that costs, so that host rows in lockstep always pay.
-        times = {"post_layer": [(1, 1e-3)], "linear": [(1, 1e-9)]} if role == "gpu" else {}
-        self.info: dict[str, Any] = {"layer_times": times}
+        self.info: dict[str, Any] = {"layer_times": self.layer_times[role]}
         self.pid = 0
         self.num_starts = 0
         self.batches: list[Batch] = []  # taken by this or an earlier process
@@ -293,14 +295,18 @@ def play(
     *overrides: str,
     fault: Fault = lambda handle, batch: None,
     faulty_starts: Collection[tuple[str, int]] = (),
+    layer_times: LayerTimes = STEPS_COST,
     **more: Any,
 ) -> Engine:
-    """Runs an engine with that plan and `more`, and `story` beside it until either ends."""
+    """Runs an engine with that plan and `more`, and `story` beside it until either ends. The host
+    takes whoever fits, unless overrides say otherwise."""
     pools = ("kv.gpu_blocks=12", "kv.host_blocks=64")
     rows = ("gpu.max_batch_size=32", "cpu.max_batch_size=32")  # more would make large mailboxes
-    plan = resolve(settings("gpu.device=cpu", *pools, *rows, *overrides))
+    host = "policy.host_admission=always"
+    plan = resolve(settings("gpu.device=cpu", *pools, *rows, host, *overrides))
 
     async def run() -> Engine:
+        FakeHandle.layer_times = layer_times
         engine = Engine(plan, **more)
         FakeHandle.fault, FakeHandle.faulty_starts = staticmethod(fault), faulty_starts
         serving = asyncio.create_task(engine.run())

@@ -41,10 +41,12 @@ def test_a_profiles_step_times_reach_the_plan_and_the_policy(
 ) -> None:
     file = Path(write_profile())
     text = file.read_text()
-    assert plan(f"hw.profile={file}").profile.step_times is None, "as older profiles"
+    older = plan(f"hw.profile={file}").profile
+    assert older.step_times is None
+    assert older.note.endswith("as set; the host tier is judged by times measured at start")
     file.write_text(text + yaml.safe_dump({"step_times": flat_times().points()}))
     made = plan(f"hw.profile={file}")
-    assert made.profile.step_times == flat_times()
+    assert made.profile.step_times == flat_times() and "at start" not in made.profile.note
     make_state(made, None)
     make_state(plan(f"hw.profile={file}", "policy.host_admission=always"), None)
     file.write_text(text + yaml.safe_dump({"step_times": {"prefill": [[1, 1]]}}))
@@ -82,7 +84,8 @@ def test_another_model_or_tp_starts_with_safe_defaults_and_says_how_to_measure(
     assert f"{shipped.fingerprint[key]} there, {value} here" in taken.note
     command = "`python scripts/profile_hw.py +hw=h200 model.source=random:qwen3-14b`"
     assert taken.note.endswith(
-        f"so safe defaults where nothing was set: measure one with {command}"
+        "so safe defaults where nothing was set, and the host tier is judged by times measured at "
+        f"start: measure one with {command}"
     )
     with pytest.raises(ConfigError, match="was measured on something else"):
         settled(load("+hw=h200", f"hw.profile={shipped.name}"), other)
@@ -143,6 +146,8 @@ def test_without_a_profile_defaults_are_safe_and_that_is_said() -> None:
     assert made.assist.post_layer_limit == made.cpu.max_batch_size == 256
     assert made.gpu.token_limit == 1024
     assert "no profile of this machine" in made.profile.note
+    for other in ("policy=gpu_only", "policy.host_admission=always", "kv.host_blocks=0"):
+        assert "at start" in made.profile.note and "at start" not in plan(other).profile.note
     assert any("no profile of this machine" in line for line in made.lines())
 
 

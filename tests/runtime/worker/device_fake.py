@@ -227,6 +227,9 @@ def _build(plan: Plan, link: Link, progress: Progress, _: object) -> Accelerator
     write_out = transfers.WriteOut([registered], checks)
     main = rounds.DeviceRounds(made, moves, write_out, compiles, not paired, None if paired else 1)
     if link.lockstep is None:
+        if plan.times_layers:
+            lane = lockstep.Lane(made.rows, main.inputs, {})
+            progress.layer_times = layer_times.device_times(made, lane)
         graphs = assists.AssistGraphs(forward, plan.cpu.max_batch_size, _ignore)
         served = assists.DeviceAssists(link, graphs, torch.float32, own_stream=False)
         return AcceleratorWorker(link, main, moves, served)

@@ -165,7 +165,7 @@ class Rig:
         self.free = {"gpu": list(range(1, GPU_BLOCKS)), "host": list(range(1, HOST_BLOCKS))}
         for blocks in self.free.values():
             mix.shuffle(blocks)
-        progress = Progress(lambda text: None)
+        self.progress = {role: Progress(lambda text: None) for role in ("gpu", "cpu")}
         links = {
             "gpu": self._link(self.gpu, self.cpu),
             "cpu": self._link(self.cpu, self.gpu),
@@ -177,8 +177,10 @@ class Rig:
             self.copies = copies(doorbell)
             return self.copies
 
-        self.gpu_worker = build.build_accelerator(plan, links["gpu"], progress, make_copies)
-        self.cpu_worker = build.build_cpu(plan, links["cpu"], progress)
+        self.gpu_worker = build.build_accelerator(
+            plan, links["gpu"], self.progress["gpu"], make_copies
+        )
+        self.cpu_worker = build.build_cpu(plan, links["cpu"], self.progress["cpu"])
         self.gpu_worker.ready()
         self.cpu_worker.ready()
         if start_gpu:

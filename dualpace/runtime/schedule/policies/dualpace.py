@@ -12,9 +12,9 @@ from dualpace.runtime.step_times import StepTimes
 
 
 class DualPace:
-    """Appendix A.1 and A.2. `times`, if given, lets the host tier take only whom it serves sooner;
-    `chunk_prompts` cuts prompts for HBM at the soft token limit; `migrate_every` tokens send a
-    decode to the host without need, to test moves.
+    """Appendix A.1 and A.2. `times`, if given, lets the host tier take only whom it serves sooner,
+    and so does an `admission` whose times come later; `chunk_prompts` cuts prompts for HBM at the
+    soft token limit; `migrate_every` tokens send a decode to the host without need, to test moves.
     """
 
     uses_host = True
@@ -24,10 +24,11 @@ class DualPace:
     def __init__(
         self,
         times: StepTimes | None = None,
+        admission: ProfiledAdmission | None = None,
         chunk_prompts: bool = False,
         migrate_every: int = 0,
     ) -> None:
-        host = None if times is None else ProfiledAdmission(times)
+        host = admission if times is None else ProfiledAdmission(times)
         self._departures = Departures(chunk_prompts, host, migrate_every)
 
     def gpu_round(self, view: View) -> GpuRound:

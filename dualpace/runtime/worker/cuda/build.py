@@ -23,7 +23,7 @@ from dualpace.runtime.worker.cuda import model as device_model
 from dualpace.runtime.worker.cuda.assists import AssistGraphs, DeviceAssists
 from dualpace.runtime.worker.cuda.compiles import Compiles
 from dualpace.runtime.worker.cuda.events import Lately
-from dualpace.runtime.worker.cuda.layer_times import device_times
+from dualpace.runtime.worker.cuda.layer_times import device_times, exchange_times
 from dualpace.runtime.worker.cuda.lockstep import HostLink, PairedRounds
 from dualpace.runtime.worker.cuda.rounds import DeviceRounds
 from dualpace.runtime.worker.cuda.transfers import (
@@ -118,6 +118,10 @@ def build_device(
                 order if isinstance(order, OrderLeader) else None,
                 lately,
             )
+    if plan.times_layers and link.lockstep is None:
+        with progress.phase("layer_times", "timing a layer"):
+            lane = lockstep.Lane(model.rows, rounds.inputs, {})
+            progress.layer_times = device_times(model, lane)
     served: Rounds = rounds
     if link.lockstep is not None:
         served = _paired(plan, exchange_of(plan, link, link.rank), rounds, progress)
@@ -138,7 +142,7 @@ def _paired(
         lanes = lockstep.make_lanes(model, rounds.inputs, plan.cpu.max_batch_size, report)
         paired = PairedRounds(rounds, *lanes, link)
     with progress.phase("layer_times", "timing a layer"):
-        progress.layer_times = device_times(model, lanes[0], link)
+        progress.layer_times = device_times(model, lanes[0]) | exchange_times(model, link)
     with progress.phase("warm_up_lanes", "warming up"):
         # Ranks share the answers: none has ended before all have asked for the last time, since
         # what follows adds up.

@@ -1,5 +1,5 @@
-"""How long one layer's parts take on a device, for policies that predict whether CPU attention
-hides behind them. Measured when the worker starts, with the kernels and graphs that it serves with.
+"""How long one layer's parts take on a device, for policies that judge by predicted times and have
+no profile. Measured when the worker starts, with the kernels that it serves with.
 """
 
 # mypy: allow-untyped-calls
@@ -19,6 +19,7 @@ from dualpace.runtime.worker.cuda.lockstep import HostLink, Lane
 from dualpace.runtime.worker.cuda.model import DeviceModel
 from dualpace.runtime.worker.progress import Times
 
+_CAPTURED = (1, 8, 32, 64, 128)  # buckets, and the largest one, where there are no graphs of lanes
 _LARGE = (512, 1024, 2048, 4096, 8192)  # rows beyond the buckets
 _KV_TOKENS = (1024, 8192, 32768, 131072)
 _PROMPTS = (128, 512, 2048)
@@ -28,28 +29,35 @@ _REPEATS = 3
 
 
 @torch.inference_mode()
-def device_times(model: DeviceModel, lane: Lane, link: HostLink) -> Times:
-    """Seconds by size, as `engine.predict` names them; `lane` is sub-batch 0's. Overwrites the
-    rows' buffers and no block of the pool.
+def device_times(model: DeviceModel, lane: Lane) -> Times:
+    """Seconds by size, as `engine.predict` names them. `lane` is sub-batch 0's, or the rounds' own
+    rows and inputs without graphs; then decode steps' buckets are captured for once, some layers in
+    one graph. Overwrites the rows' buffers and no block of the pool.
     """
     lane.send({name: np.empty(0) for name in lane.inputs.views})  # idle: K and V go nowhere
     layers = range(min(_LAYERS, len(model.caches)))
-    buckets = (*model.buckets, *(n for n in _LARGE if model.buckets[-1] < n <= len(model.rows.x)))
+    largest = model.buckets[-1]
+    buckets = [n for n in model.buckets if lane.graphs or n in _CAPTURED or n == largest]
+    large = [n for n in _LARGE if largest < n <= len(model.rows.x)]
     capturer = Capturer(model.forward.device)
     return {
-        "linear": [(rows, _linear(model, lane, rows, layers)) for rows in buckets],
-        "post_layer": [(rows, _timed(partial(_greedy, model, rows))) for rows in model.buckets],
+        "linear": [(n, _linear(model, lane, n, layers, capturer)) for n in (*buckets, *large)],
+        "post_layer": [(rows, _timed(partial(_greedy, model, rows))) for rows in buckets],
         "decode": [(t, _decode(model, t, capturer)) for t in _decode_sizes(model)],
         "prefill": [(n * n, _prefill(model, n)) for n in _PROMPTS if n <= len(model.rows.x)],
-        "exchange": [
-            (rows, _timed(partial(link.round_trip, model.rows.first(rows))))
-            for rows in _EXCHANGED
-            if rows <= min(link.max_rows, len(model.rows.x))
-        ],
     }
 
 
-def _linear(model: DeviceModel, lane: Lane, count: int, layers: range) -> float:
+@torch.inference_mode()
+def exchange_times(model: DeviceModel, link: HostLink) -> Times:
+    """The way of host rows' activations, by rows."""
+    most = min(link.max_rows, len(model.rows.x))
+    sizes = [rows for rows in _EXCHANGED if rows <= most]
+    trips = [(n, _timed(partial(link.round_trip, model.rows.first(n)))) for n in sizes]
+    return {"exchange": trips}
+
+
+def _linear(model: DeviceModel, lane: Lane, count: int, layers: range, capturer: Capturer) -> float:
     """Post- and pre-attention of one layer."""
     rows = model.rows.first(count)
     graphs = lane.graphs_for(count)
@@ -59,7 +67,11 @@ def _linear(model: DeviceModel, lane: Lane, count: int, layers: range) -> float:
         for layer in layers:
             run(layer)
 
-    return _timed(all_layers) / len(layers)
+    once: Callable[[], object] = all_layers
+    if graphs is None and count <= model.buckets[-1]:
+        capturer.warm_up(all_layers)
+        once = capturer.capture(all_layers).replay
+    return _timed(once) / len(layers)
 
 
 def _dense(model: DeviceModel, lane: Lane, rows: Rows, layer: int) -> None:
