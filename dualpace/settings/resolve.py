@@ -53,7 +53,8 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
     _check_ranks(config, device, spec, hardware)
     node_of = dict(zip(hardware.cores, hardware.numa_nodes, strict=True))
     cores = core_map(hardware.cores, device, node_of, config.cpu.tp, config.gpu.tp)
-    gpu_threads = _threads("gpu.threads", config.gpu.threads, cores.gpu_workers)
+    gpu_cores = _gpu_cores(config, device, cores)
+    gpu_threads = _threads("gpu.threads", config.gpu.threads, gpu_cores)
     cpu_threads = _threads("cpu.threads", config.cpu.threads, cores.cpu_workers)
     here = fingerprint(
         device=device,
@@ -93,7 +94,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
         gpu=GpuPlan(
             device=device,
             threads=gpu_threads,
-            rank_cores=cores.gpu_workers,
+            rank_cores=gpu_cores,
             token_limit=token_limit,
             max_batched_tokens=hard_limit,
             max_batch_size=config.gpu.max_batch_size,
@@ -210,6 +211,16 @@ def _max_context(
             f"lower it, or raise kv.gpu_blocks."
         )
     return wanted
+
+
+def _gpu_cores(config: SystemConfig, device: str, cores: CoreMap) -> tuple[tuple[int, ...], ...]:
+    """Of each accelerator worker. One stand-in that is asked for more threads than it has cores
+    takes the CPU worker's too, where the policy leaves that one without work."""
+    wanted, own = config.gpu.threads or 1, cores.gpu_workers
+    alone = device == "cpu" and not policy_class(config.policy.name).uses_host
+    if not alone or len(own) > 1 or wanted <= len(own[0]):
+        return own
+    return (own[0] + tuple(core for rank in cores.cpu_workers for core in rank),)
 
 
 def _threads(key: str, wanted: int | None, ranks: Sequence[tuple[int, ...]]) -> int:

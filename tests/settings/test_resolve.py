@@ -33,6 +33,17 @@ def test_two_cores_give_each_worker_one_of_its_own() -> None:
     assert (made.gpu.threads, made.cpu.threads) == (1, 1)
 
 
+def test_a_stand_in_that_serves_alone_may_have_all_cores() -> None:
+    """By name: figures compare policies on the same accelerator."""
+    made = plan("policy=gpu_only", "gpu.threads=2")
+    assert (made.gpu.cores, made.gpu.threads) == ((0, 1), 2)
+    assert plan("policy=gpu_only").gpu.cores == (0,)
+    with pytest.raises(ConfigError, match=r"gpu\.threads=2 is more than the 1 cores"):
+        plan("policy=neo", "gpu.threads=2")
+    with pytest.raises(ConfigError, match=r"gpu\.threads=3 is more than the 2 cores"):
+        plan("policy=gpu_only", "gpu.threads=3")
+
+
 def test_without_bf16_instructions_auto_is_float32() -> None:
     assert plan().model.dtype == "float32"
     assert plan(on=replace(SMALL, fast_bf16=True)).model.dtype == "bf16"
