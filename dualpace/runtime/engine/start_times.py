@@ -19,10 +19,11 @@ from dualpace.runtime.step_times import Curve, Points
 # As `engine.predict` names them, and the host's dense stages by rows.
 _GPU = ("linear", "post_layer", "decode", "prefill")
 _HOST = ("host", "host_pre", "host_post", "host_post_layer")
-# Of an assist, measured on an H200. Beside the main round: its wait there, and the share of its
-# time that the round loses.
+# Of an assist, measured on an H200. Beside the main round: its wait there, and what the round loses
+# as a share of those dense stages: 0.27 of the assist's own time, which is longer by its copies and
+# by what it shares with the round.
 BESIDE_S = 1e-3
-BESIDE_LOSS = 0.3
+BESIDE_LOSS = 0.6
 # Between stages the round loses all of it: launch and end. Of the stages, half of one is left when
 # the host asks, and a device has one more queued.
 BETWEEN_S = 1e-4
