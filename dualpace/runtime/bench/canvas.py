@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 matplotlib.use("Agg")
+matplotlib.rcParams["svg.hashsalt"] = "dualpace"  # the same figure is the same file
 
 # One colour and marker a policy in every figure (colour-blind safe).
 STYLES: dict[str, tuple[str, str, str]] = {
