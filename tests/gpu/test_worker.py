@@ -12,6 +12,7 @@ import torch
 
 from dualpace.graphs.load import load_weights
 from dualpace.graphs.source import resolve_source
+from dualpace.runtime.engine.start_times import StartTimes
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.routing import Route
 from dualpace.runtime.types import RowKind, TransferKind
@@ -118,6 +119,16 @@ def swap(number: int, kind: int, talk: Talk, rig: Rig) -> tuple[int, int, list[i
     pool = "host" if kind == TransferKind.SWAP_OUT else "gpu"
     source, talk.blocks = talk.blocks, rig.take(pool, len(talk.blocks))
     return (number, kind, source, list(talk.blocks))
+
+
+def test_both_sides_have_timed_a_layer(rig: Rig) -> None:
+    learner = StartTimes(rig.plan)
+    for progress in rig.progress.values():
+        learner.learn(progress.layer_times)
+    times = learner.admission.times
+    assert times is not None
+    assert 0 < times.gpu_decode_s(1, 16) < times.prefill(4096)
+    assert 0 < times.cpu_decode_s(1, 16, 0.0)
 
 
 def test_mixed_rounds_equal_the_dense_model(rig: Rig, reference: Reference) -> None:
