@@ -128,7 +128,7 @@ def test_both_sides_have_timed_a_layer(rig: Rig) -> None:
     times = learner.admission.times
     assert times is not None
     assert 0 < times.gpu_decode_s(1, 16) < times.prefill(4096)
-    assert 0 < times.cpu_decode_s(1, 16, 0.0)
+    assert times.cpu_decode_s(1, 16, 0.0) > 0
 
 
 def test_mixed_rounds_equal_the_dense_model(rig: Rig, reference: Reference) -> None:

@@ -101,8 +101,10 @@ def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
 @torch.inference_mode()
 def host_times(plan: Plan, attention: DecodeAttention, pool: HostPool) -> list[tuple[int, float]]:
     """K/V writes and attention of a layer by KV tokens. Every repeat reads another layer of as many
-    blocks as there are, so that what is timed is memory and not a cache."""
+    blocks as there are, so that what is timed is memory and not a cache, nor the mapping of pages
+    that nobody has touched."""
     model, num_blocks = plan.model, len(pool.blocks)
+    num_layers = min(model.num_layers, _REPEATS + 1)
     largest = [t for t in _HOST_KV_TOKENS if t <= num_blocks * BLOCK_TOKENS]
     points = []
     for tokens in sorted({*_KV_TOKENS, *largest}):
@@ -110,9 +112,11 @@ def host_times(plan: Plan, attention: DecodeAttention, pool: HostPool) -> list[t
         rows, slots = len(decodes.slots), torch.from_numpy(decodes.slots)
         q = pool.blocks.new_zeros(rows, model.num_q_heads // plan.cpu.tp, model.head_dim)
         k, out = q[:, : pool.blocks.shape[3]].contiguous(), torch.empty_like(q)
-        layers = cycle(range(model.num_layers))
+        layers = cycle(range(num_layers))
         attention.begin(decodes)
         once = partial(_append_and_attend, attention, pool, layers, slots, q, k, out)
+        for _ in range(num_layers):
+            once()
         points.append((tokens, timed(once)))
     return points
 
