@@ -1,7 +1,8 @@
 """How many compilations this process has seen, whoever asked for them: Dynamo, Inductor, Numba,
 Triton.
 
-Counts only grow. A module that has not been imported has compiled nothing, and is not imported.
+Counts only grow. A module that has not been imported has compiled nothing, and is not imported; nor
+has one that another thread is just importing.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class _Events:
 
     def listen(self) -> None:
         """To those that have been imported by now."""
-        numba: Any = sys.modules.get("numba.core.event")
+        numba = _imported("numba.core", "event")
         if numba is not None and not self._numba:
             self._numba = True
             self._listen_to_numba(numba)
-        knobs: Any = getattr(sys.modules.get("triton"), "knobs", None)
+        knobs = _imported("triton", "knobs")
         if knobs is not None and (before := knobs.runtime.jit_post_compile_hook) != self._hook:
             self._hook = knobs.runtime.jit_post_compile_hook = self._after(before)
 
@@ -65,10 +66,16 @@ def num_compiles() -> int:
 
 
 def _inductor() -> int:
-    utils: Any = sys.modules.get("torch._dynamo.utils")
+    utils = _imported("torch._dynamo", "utils")
     if utils is None:
         return 0
     inductor, stats = utils.counters["inductor"], utils.counters["stats"]
     return int(
         inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"] + stats["unique_graphs"]
     )
+
+
+def _imported(package: str, name: str) -> Any:
+    """A module, or None. `sys.modules` has one from the first line of its import on, half empty;
+    its package has it once it is whole."""
+    return getattr(sys.modules.get(package), name, None)
