@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32 = ir.FloatType()
 VOID = ir.VoidType()
 POINTER = ir.PointerType()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _SOURCES = (
     *("vector_ir", "block_ir", "primitives", "plan"),
-    *("amx_ir", "amx_rope_ir", "vector_gemm_ir", "tile_block_ir"),
+    *("amx_ir", "amx_rope_ir", "vector_gemm_ir", "tile_block_ir", "few_rows_ir"),
 )
 
 

@@ -40,7 +40,13 @@ from dualpace.graphs.weights import Weights
 ANY_ROWS = 0  # the bucket of an executable that takes any row count
 _LARGEST = 512  # rows, where nobody says more
 # What a start that waits for no compiler begins with, by the layout of weights it leaves.
-_UNCOMPILED = {"tiles": "amx", "onednn": "packed", "vectors": "avx512-bf16", "plain": "eager"}
+_UNCOMPILED = {
+    "tiles": "amx",
+    "rows": "rows",
+    "onednn": "packed",
+    "vectors": "avx512-bf16",
+    "plain": "eager",
+}
 
 
 @dataclass(frozen=True, slots=True)

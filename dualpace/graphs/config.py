@@ -9,12 +9,15 @@ BACKENDS = (
     "packed",
     "inductor",
     "inductor-packed",
+    "rows",
+    "inductor-rows",
     "amx",
     "inductor-amx",
     "avx512-bf16",
     "inductor-avx512-bf16",
     "ipex",
 )
+FLOAT32_BACKENDS = ("rows", "inductor-rows")
 BF16_BACKENDS = BACKENDS[BACKENDS.index("amx") :]  # have no float32
 STARTS = ("tiered", "ahead")
 

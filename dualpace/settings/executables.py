@@ -3,7 +3,7 @@
 from dualpace.cpu import isa
 from dualpace.errors import ConfigError
 from dualpace.graphs.buckets import stage_buckets
-from dualpace.graphs.config import BF16_BACKENDS, CompileConfig
+from dualpace.graphs.config import BF16_BACKENDS, FLOAT32_BACKENDS, CompileConfig
 from dualpace.runtime.plan import BucketPlan, CompilePlan
 from dualpace.settings.paths import default_cache, folder
 from dualpace.settings.schema import SystemConfig
@@ -29,21 +29,23 @@ def _candidates(key: str, config: CompileConfig, device: str, dtype: str) -> tup
     """The one backend that was asked for, or what is worth timing."""
     specific: str | None = getattr(config, key)
     name = specific or config.backend
-    if name in BF16_BACKENDS and dtype != "bf16":
+    only = _DTYPES.get(name, dtype)
+    if only != dtype:
         raise ConfigError(
-            f"compile.{key if specific else 'backend'}={name} multiplies bf16 only and the model "
-            f"is served in {dtype}: set model.dtype=bf16, or another backend."
+            f"compile.{key if specific else 'backend'}={name} multiplies {only} only and the model "
+            f"is served in {dtype}: set model.dtype={only}, or another backend."
         )
     if name != "auto":
         return (name,)
     if device != "cpu":
         return ("eager",)
-    if dtype == "float32":  # packing does not pay for single rows and for hundreds
-        return ("eager", "packed", "inductor", "inductor-packed")
+    if dtype == "float32":  # packing does not pay for a few rows and for hundreds
+        return ("eager", "packed", "inductor-rows", "inductor-packed")
     # In bf16 plain matrices were never the fastest.
     return ("eager", "packed", "inductor-packed", *_ON_TILES.get(isa.detected().level, ()))
 
 
+_DTYPES = dict.fromkeys(BF16_BACKENDS, "bf16") | dict.fromkeys(FLOAT32_BACKENDS, "float32")
 _ON_TILES = {
     isa.Level.AMX: ("amx", "inductor-amx"),
     isa.Level.AVX512_BF16: ("avx512-bf16", "inductor-avx512-bf16"),

@@ -11,6 +11,7 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 
 from dualpace.cpu.block_ir import BlockShape, block_function
+from dualpace.cpu.few_rows_ir import rows_function
 from dualpace.cpu.tile_block_ir import tile_block_function
 from tests.servers import PATIENCE_S
 
@@ -25,6 +26,10 @@ def assembly(shape: BlockShape, cpu: str) -> str:
     module = ir.Module()
     build = tile_block_function if shape.tiles else block_function
     build(module, shape).linkage = "external"
+    return compiled(module, cpu)
+
+
+def compiled(module: ir.Module, cpu: str) -> str:
     parsed = llvm.parse_assembly(str(module))
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
     machine = target.create_target_machine(cpu=cpu, opt=3)
@@ -83,6 +88,22 @@ def test_avx2_keeps_accumulators_in_registers() -> None:
     assert "zmm" not in text
     multiplies = re.findall(r"vfmadd\w+ps.*", text)
     assert sum("ymm" in line for line in multiplies) == len(multiplies) > 200
+    assert not spills(text)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "lanes", "register"),
+    [("znver3", 8, "y"), ("haswell", 8, "y"), ("skylake-avx512", 16, "z")],
+)
+def test_sums_of_few_rows_stay_in_registers(cpu: str, lanes: int, register: str) -> None:
+    module = ir.Module()
+    rows_function(module, lanes).linkage = "external"
+    text = compiled(module, cpu)
+    multiplies = re.findall(r"vfmadd\w+ps.*", text)
+    # For 1, 2 and 4 rows, a whole vector of inputs and what is left of them.
+    assert len(multiplies) >= 2 * 3 * lanes
+    assert all(f"{register}mm" in line for line in multiplies)
+    assert count(text, "prefetcht1") >= 1
     assert not spills(text)
 
 

@@ -84,6 +84,20 @@ def test_logits_equal_eager_ones_at_every_bucket_edge(compiled: tuple[GraphCache
     assert stages.compiles_after_ready == 0
 
 
+@pytest.mark.parametrize("backend", ["rows", "inductor-rows"])
+def test_few_rows_over_plain_matrices_use_the_graphs_of_packed_ones(
+    compiled: tuple[GraphCache, Stages], folder: Path, backend: str
+) -> None:
+    graphs = set(GraphStore(folder, environment_key()).folder.glob("*.graph"))
+    _, stages = build(backend, folder)
+    for rows in (1, 3, 4, 9):
+        ids = list(range(rows))
+        logits = run_logits(stages, SPEC.num_layers, ids)
+        torch.testing.assert_close(logits, eager_logits(ids), atol=1e-5, rtol=1e-5)
+    assert stages.compiles_after_ready == 0
+    assert set(GraphStore(folder, environment_key()).folder.glob("*.graph")) == graphs
+
+
 def test_a_batch_between_two_buckets_is_computed_as_it_is(
     compiled: tuple[GraphCache, Stages], folder: Path
 ) -> None:
@@ -221,10 +235,10 @@ STAGES = ("pre_attention", "post_attention", "logits", "post_layer_greedy")
 def test_a_tiered_start_serves_at_once_and_takes_over(
     compiled: tuple[GraphCache, Stages], folder: Path
 ) -> None:
-    candidates = ("packed", "inductor-packed")  # not timed yet
+    candidates = ("packed", "inductor-rows", "inductor-packed")  # not timed yet
     cache, stages = build(candidates, folder, start="tiered")
     try:
-        assert all(table.any_rows is not None for table in stages.tables().values())
+        assert {n for t in stages.tables().values() for n in t.names().items()} == {(0, "rows")}
         run_logits(stages, SPEC.num_layers, [1, 2, 3])
         background = cache.background
         assert background is not None and background.done.wait(200) and background.error is None
@@ -254,3 +268,5 @@ def test_a_damaged_graph_is_made_anew(compiled: tuple[GraphCache, Stages], folde
 def test_amx_is_refused_in_one_sentence_where_it_cannot_run() -> None:
     with pytest.raises(ConfigError, match="bf16 only"):
         backend_of("inductor-amx").check("float32")
+    with pytest.raises(ConfigError, match="float32 only"):
+        backend_of("inductor-rows").check("bf16")

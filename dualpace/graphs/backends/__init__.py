@@ -33,6 +33,8 @@ BACKENDS = {
     "packed": "dualpace.graphs.backends.eager:Packed",
     "inductor": "dualpace.graphs.backends.inductor:Inductor",
     "inductor-packed": "dualpace.graphs.backends.inductor:InductorPacked",
+    "rows": "dualpace.graphs.backends.few_rows:Rows",
+    "inductor-rows": "dualpace.graphs.backends.few_rows:InductorRows",
     "amx": "dualpace.graphs.backends.tiles:Amx",
     "inductor-amx": "dualpace.graphs.backends.tiles:InductorAmx",
     "avx512-bf16": "dualpace.graphs.backends.tiles:Avx512Bf16",
