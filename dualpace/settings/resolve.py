@@ -220,7 +220,8 @@ def _gpu_cores(config: SystemConfig, device: str, cores: CoreMap) -> tuple[tuple
     alone = device == "cpu" and not policy_class(config.policy.name).uses_host
     if not alone or len(own) > 1 or wanted <= len(own[0]):
         return own
-    return (own[0] + tuple(core for rank in cores.cpu_workers for core in rank),)
+    every = (core for rank in (own[0], *cores.cpu_workers) for core in rank)
+    return (tuple(dict.fromkeys(every)),)  # a single core is both workers'
 
 
 def _threads(key: str, wanted: int | None, ranks: Sequence[tuple[int, ...]]) -> int:

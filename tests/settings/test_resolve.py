@@ -42,6 +42,8 @@ def test_a_stand_in_that_serves_alone_may_have_all_cores() -> None:
         plan("policy=neo", "gpu.threads=2")
     with pytest.raises(ConfigError, match=r"gpu\.threads=3 is more than the 2 cores"):
         plan("policy=gpu_only", "gpu.threads=3")
+    with pytest.raises(ConfigError, match=r"gpu\.threads=2 is more than the 1 cores"):
+        plan("policy=gpu_only", "gpu.threads=2", "hw.cores=1")
 
 
 def test_without_bf16_instructions_auto_is_float32() -> None:
