@@ -3,13 +3,14 @@
 
 import math
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from omegaconf import MISSING
 
 from dualpace.cpu.config import ALL_REDUCES
 from dualpace.errors import ConfigError
 from dualpace.graphs.config import BACKENDS, DTYPES, STARTS
+from dualpace.runtime.bench.config import FIGURES
 from dualpace.runtime.config import (
     ASSIST_MODES,
     DEVICES,
@@ -21,8 +22,12 @@ from dualpace.runtime.config import (
     NeoPolicyConfig,
     ServerConfig,
 )
+from dualpace.runtime.simulate.config import ProfileConfig
 from dualpace.settings.paths import check_output, folder
 from dualpace.settings.schema import BenchConfig, ServeConfig, SimulateConfig, SystemConfig
+
+# Of a simulated machine: what sizes are divided by, and what multiplies all of them.
+_DIVISORS = ("gb_s", "efficiency", "tflops", "tp", "beside_stretch")
 
 
 def check(config: SystemConfig) -> None:
@@ -38,11 +43,8 @@ def check(config: SystemConfig) -> None:
                 f"policy.migrate_every={config.policy.migrate_every} is negative: set the tokens "
                 f"after which a request leaves HBM, or 0 for none."
             )
-    if isinstance(config.policy, NeoPolicyConfig) and (config.policy.launch_ms or 0) < 0:
-        raise ConfigError(
-            f"policy.launch_ms={config.policy.launch_ms:g} is negative: set 0 or more, or leave it "
-            f"out."
-        )
+    if isinstance(config.policy, NeoPolicyConfig) and config.policy.launch_ms is not None:
+        _at_least_0("policy.launch_ms", config.policy.launch_ms)
     _one_of("kv.output_estimate", config.kv.output_estimate, OUTPUT_ESTIMATES)
     _one_of("compile.backend", config.compile.backend, BACKENDS)
     _one_of("compile.start", config.compile.start, STARTS)
@@ -70,6 +72,8 @@ def check(config: SystemConfig) -> None:
             raise ConfigError(
                 f"window={window} is no time from and to: write it in seconds, as window=[8,25]."
             )
+    if isinstance(config, SimulateConfig):
+        _check_simulated(config.simulated)
     if isinstance(config, SimulateConfig) and config.gpu.tp != 1:
         raise ConfigError(
             f"gpu.tp={config.gpu.tp} has no effect on a simulation, whose machine has "
@@ -80,6 +84,23 @@ def check(config: SystemConfig) -> None:
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key}={value} is unknown: choose one of {', '.join(allowed)}.")
+
+
+def _check_simulated(machine: ProfileConfig) -> None:
+    """Its times are sizes divided by rates: neither may be 0, and no part less."""
+    for group in ("shape", "gpu", "cpu", "link", "assist", "host", "limits"):
+        for name, value in asdict(getattr(machine, group)).items():
+            if value is None:
+                continue
+            key = f"simulated.{group}.{name}"
+            _at_least_0(key, value)
+            if value == 0 and (group == "shape" or name.endswith(_DIVISORS)):
+                raise ConfigError(f"{key}=0 is nothing to compute with: set it above 0.")
+
+
+def _at_least_0(key: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{key}={value:g} is no number from 0 on: set one, or leave it out.")
 
 
 def _check_names(config: SystemConfig) -> None:
@@ -214,6 +235,18 @@ def _check_load(config: BenchConfig) -> None:
         value = getattr(load, key)
         if value is not None and not value > 0:
             raise ConfigError(f"bench.{key}={value} is not above 0: raise it or leave it out.")
+    for key, target in asdict(load.goodput).items():
+        if target is not None and not target > 0:
+            raise ConfigError(f"bench.goodput.{key}={target:g} is not above 0 ms: raise it.")
+    for key in ("warmup", "client_cores"):
+        _at_least_0(f"bench.{key}", getattr(load, key) or 0)
+    for percentile in load.percentiles:
+        if not 0 <= percentile <= 100:
+            raise ConfigError(f"bench.percentiles has {percentile:g}: use numbers from 0 to 100.")
+    if unknown := set(load.figures) - {*FIGURES}:
+        raise ConfigError(
+            f"bench.figures has {min(unknown)}: choose of {', '.join(map(str, FIGURES))}."
+        )
     if load.concurrency is not None and load.ramp_from is not None:
         raise ConfigError(
             f"bench.concurrency={load.concurrency} is a closed loop, which has no rate for "

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+FIGURES = (1, 8, 9, 10, 11, 12, 13, 14, 15)  # of the paper's, those that can be drawn
+
 
 @dataclass
 class WorkloadConfig:
@@ -120,4 +122,4 @@ class PlotConfig:
     page: str | None = None  # a Markdown file in `out` for the results page
     title: str = "Results"  # of the page
     # By the paper's numbers
-    figures: list[int] = field(default_factory=lambda: [1, 8, 9, 10, 11, 12, 13, 14, 15])
+    figures: list[int] = field(default_factory=lambda: [*FIGURES])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.bench.config import PlotConfig
+from dualpace.runtime.bench.config import FIGURES, PlotConfig
 from dualpace.runtime.bench.plot import DRAWERS, draw, plot, why_not
 from dualpace.runtime.bench.results import in_order, load_results
 from dualpace.settings.compose import load
@@ -17,6 +17,10 @@ from dualpace.settings.compose import load
 def result(**more: Any) -> dict[str, Any]:
     plain = {"policy": "dualpace", "profile": "box", "workload": "lognormal", "variant": None}
     return {**plain, "rate": 2.0, **more}
+
+
+def test_every_figure_that_settings_allow_has_its_drawer() -> None:
+    assert sorted(DRAWERS) == [*FIGURES]
 
 
 @pytest.mark.parametrize("number", sorted(DRAWERS))

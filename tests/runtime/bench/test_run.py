@@ -171,6 +171,25 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         settings("bench.url=host:80")
 
 
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("bench.percentiles=[50,101]", "bench.percentiles has 101: use numbers from 0 to 100."),
+        ("bench.percentiles=[nan]", "bench.percentiles has nan: use numbers from 0 to 100."),
+        (
+            "bench.figures=[9,99]",
+            "bench.figures has 99: choose of 1, 8, 9, 10, 11, 12, 13, 14, 15.",
+        ),
+        ("bench.goodput.ttft=-1", "bench.goodput.ttft=-1 is not above 0 ms: raise it."),
+        ("bench.warmup=-1", "bench.warmup=-1 is no number from 0 on: set one, or leave it out."),
+        ("bench.client_cores=-1", "bench.client_cores=-1 is no number from 0 on: set one, or"),
+    ],
+)
+def test_what_a_load_cannot_use_is_said_before_it(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}"):
+        settings(override)
+
+
 @pytest.mark.parametrize("key", ["result", "bench.records", "bench.server_log", "bench.out"])
 def test_where_nothing_can_be_written_is_said_before_the_load(key: str) -> None:
     """Not after it, with what was measured lost."""

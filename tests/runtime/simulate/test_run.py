@@ -1,6 +1,7 @@
 """From settings to result, through Hydra: what the script prints, writes and refuses."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,22 @@ def test_cpu_tensor_parallelism_and_host_memory_can_be_set() -> None:
     assert two["duration"] < one["duration"]
     config = settings("kv.host_blocks=null", "kv.host_gib=1")
     assert simulate(config)["host_blocks"] == 512
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("gpu.memory_gb_s", "0", "=0 is nothing to compute with: set it above 0."),
+        ("cpu.attention_efficiency", "0", "=0 is nothing to compute with: set it above 0."),
+        ("shape.num_layers", "0", "=0 is nothing to compute with: set it above 0."),
+        ("link.gb_s", "-5", "=-5 is no number from 0 on"),
+        ("assist.launch_ms", ".nan", "=nan is no number from 0 on"),
+        ("limits.host_blocks", "-5", "=-5 is no number from 0 on"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(key: str, value: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^simulated\.{re.escape(key + sentence)}"):
+        settings(f"simulated.{key}={value}")
 
 
 @pytest.mark.parametrize("override", ["+hw=rtx4090", "gpu.tp=2"])
