@@ -128,7 +128,7 @@ def test_cpu_tensor_parallelism_and_host_memory_can_be_set() -> None:
         ("cpu.attention_efficiency", "0", "=0 is nothing to compute with: set it above 0."),
         ("shape.num_layers", "0", "=0 is nothing to compute with: set it above 0."),
         ("link.gb_s", "-5", "=-5 is no number from 0 on"),
-        ("assist.launch_ms", ".nan", "=nan is no number from 0 on"),
+        ("assist.launch_ms", "nan", "=nan is no number from 0 on"),
         ("limits.host_blocks", "-5", "=-5 is no number from 0 on"),
     ],
 )
