@@ -110,8 +110,12 @@ class EngineClient:
         return self.phases[-1][1]
 
     @property
+    def has_started(self) -> bool:
+        return self._ready.done()
+
+    @property
     def is_ready(self) -> bool:
-        return self._ready.done() and not self._gone.done()
+        return self.has_started and self._engine is not None
 
     @property
     def num_requests(self) -> int:

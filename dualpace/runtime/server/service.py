@@ -61,22 +61,29 @@ class Service:
         """What /ready says."""
         client = self.client
         if self.drain_start_s is not None:
-            phase = f"answers still running: {self.num_answers}"
-            return Condition("draining", phase, self.drain_start_s)
-        if not client.is_ready or self.tokenizer is None:
-            phase = "loading tokenizer" if client.is_ready else client.phase
+            running = f"answers still running: {self.num_answers}"
+            return Condition("draining", running, self.drain_start_s)
+        if (phase := self._starting()) is not None:
             return Condition("starting", phase, client.start_s)
         found = await condition(client)
         if found.status != self._seen.status:
             self._seen = found
         return replace(found, since_s=self._seen.since_s)
 
+    def _starting(self) -> str | None:
+        """What the start waits for; None once it is over."""
+        if not self.client.has_started:
+            return self.client.phase
+        return "loading tokenizer" if self.tokenizer is None else None
+
     def admit(self, model: str | None) -> Tokenizer:
         """The tokenizer for a request that may run now. Raises APIError for one that may not."""
         if self.drain_start_s is not None:
             raise APIError(503, "The server is shutting down.", code="shutting_down")
-        if self.tokenizer is None or not self.client.is_ready:
-            raise APIError(503, f"The server is starting: {self.client.phase}.", code="starting")
+        if (phase := self._starting()) is not None or self.tokenizer is None:
+            raise APIError(503, f"The server is starting: {phase}.", code="starting")
+        if not self.client.is_ready:
+            raise APIError(503, "The server ends: its engine is gone.", code="engine_gone")
         if model is not None and model != self.model:
             raise APIError(
                 404,

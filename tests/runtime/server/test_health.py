@@ -13,6 +13,8 @@ import pytest
 
 from dualpace.runtime.engine_client import EngineGone
 from dualpace.runtime.server import life as life_of_server
+from dualpace.runtime.server import service as service_of_server
+from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.health import Condition, condition
 from tests.servers import PATIENCE_S
 
@@ -26,6 +28,7 @@ class Client:
         self.num_requests = requests
         self.progress_s = time.monotonic() - quiet_s
         self.failure: Exception | None = None
+        self.has_started = self.is_ready = True
         well = {"ready": True, "phase": "ready", "pids": []}
         self.workers = {"gpu": well, "cpu": {**well, **worker}}
 
@@ -84,6 +87,31 @@ def test_an_engine_that_does_not_answer(failure: Exception, phase: str) -> None:
     client.failure = failure
     found = seen(client)
     assert (found.status, found.phase) == ("stalled", phase)
+
+
+def test_what_a_request_hears_of_a_start_and_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its code, whichever of engine and tokenizer is late."""
+    monkeypatch.setattr(service_of_server, "Metrics", lambda client: None)
+    client: Any = Client()
+    client.phase = "gpu: importing torch"
+    service = service_of_server.Service(client)
+
+    def heard() -> tuple[str, str | None]:
+        with pytest.raises(APIError) as caught:
+            service.admit(None)
+        assert caught.value.status == 503
+        return str(caught.value), caught.value.code
+
+    client.has_started = client.is_ready = False
+    assert heard() == ("The server is starting: gpu: importing torch.", "starting")
+    client.has_started = client.is_ready = True
+    assert heard() == ("The server is starting: loading tokenizer.", "starting")
+    assert asyncio.run(service.condition()).phase == "loading tokenizer"
+    service.tokenizer = SimpleNamespace()  # type: ignore[assignment]
+    assert service.admit(None) is service.tokenizer
+    client.is_ready, client.failure = False, EngineGone("it died")
+    assert heard() == ("The server ends: its engine is gone.", "engine_gone")
+    assert asyncio.run(service.condition()).status == "stalled"
 
 
 def test_a_long_phase_of_the_start_is_not_silent(
