@@ -1,5 +1,6 @@
 """The points of a sweep and their names. Pure data: what a point measures is `measure`'s."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,16 @@ def check(sweep: SweepConfig) -> None:
     for name in ("warmups", "invocations", "repeats", "plateau_points", "copy_blocks"):
         if getattr(sweep, name) < 1:
             raise ConfigError(f"profile.{name}={getattr(sweep, name)} is below 1: raise it.")
+    for name in ("max_seconds", "timeout_s"):
+        if not 0 < getattr(sweep, name) < math.inf:
+            raise ConfigError(
+                f"profile.{name}={getattr(sweep, name)} is no time: give seconds > 0."
+            )
+    for name in ("gpu_weight", "epsilon", "tolerance", "temperature"):
+        if not 0 <= getattr(sweep, name) < math.inf:
+            raise ConfigError(
+                f"profile.{name}={getattr(sweep, name)} is below 0 or no number: give 0 or more."
+            )
     if sweep.layers is not None and sweep.layers < 2:
         raise ConfigError(
             f"profile.layers={sweep.layers} is below 2: an assist in the middle needs two layers."

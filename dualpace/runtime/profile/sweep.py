@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dualpace.errors import ConfigError
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import ending
@@ -50,6 +51,18 @@ ELSEWHERE = frozenset(
 )
 
 
+def made(key: str, folder: Path) -> Path:
+    """The folder of that setting, absolute. ConfigError where it cannot be made."""
+    folder = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"profile.{key}: {folder} cannot be made ({error.strerror}): name another folder."
+        ) from None
+    return folder
+
+
 class Sweep:
     """One run over a folder of points."""
 
@@ -62,8 +75,11 @@ class Sweep:
         self.plan = measuring_plan(config, self.settings, self.everything, self.hardware)
         self.fingerprint = fingerprint_of(self.plan, self)
         self.name = self.settings.name or default_name(config)
-        self.folder = Path(self.settings.results).absolute() / self.name
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = made("results", Path(self.settings.results) / self.name)
+        if self.settings.out is not None:  # written at the end, refused at the start
+            made("out", Path(self.settings.out))
+        if self.settings.figures is not None:
+            made("figures", Path(self.settings.figures))
 
     def measure(self) -> dict[str, str]:
         """Measures what is not finished; returns the reason of each point that failed."""

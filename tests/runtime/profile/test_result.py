@@ -196,6 +196,10 @@ def test_slow_primitives_are_invoked_less_often() -> None:
         ({"layers": 1}, "profile.layers=1 is below 2"),
         ({"repeats": 0}, "profile.repeats=0"),
         ({"prefill_max_tokens": 8}, "raise it"),
+        ({"max_seconds": 0.0}, "profile.max_seconds=0.0 is no time"),
+        ({"timeout_s": float("nan")}, "profile.timeout_s=nan is no time"),
+        ({"gpu_weight": -1.0}, "profile.gpu_weight=-1.0 is below 0"),
+        ({"epsilon": float("inf")}, "profile.epsilon=inf is below 0 or no number"),
     ],
 )
 def test_sweeps_that_cannot_work_are_refused(changes: dict, sentence: str) -> None:

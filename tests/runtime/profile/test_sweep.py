@@ -48,10 +48,11 @@ SMALL = {
 
 
 def config(folder: Path, **changes: object) -> ProfileHwConfig:
-    overrides = {"share_child": True, "check": False, **SMALL, **changes}
+    folders = {"results": str(folder / "points"), "out": str(folder / "out")}
+    overrides = {"share_child": True, "check": False, **folders, **SMALL, **changes}
     made = load("model=tiny_random", "compile=eager", "gpu.device=cpu", root="profile_hw")
     assert isinstance(made, ProfileHwConfig)
-    made.profile = SweepConfig(results=str(folder / "points"), out=str(folder / "out"), **overrides)
+    made.profile = SweepConfig(**overrides)
     return made
 
 
@@ -186,6 +187,16 @@ def test_a_child_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 def test_an_unknown_point_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose fit or one of route-1, route-4"):
         Sweep(config(tmp_path, point="route-5"))
+
+
+@pytest.mark.parametrize("key", ["results", "out", "figures"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    key: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=rf"profile\.{key}: {file}.* cannot be made"):
+        Sweep(config(tmp_path, **{key: str(file)}))
 
 
 def test_every_point_is_measured_under_the_limits_of_the_whole_sweep(tmp_path: Path) -> None:
