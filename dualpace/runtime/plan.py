@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from dualpace.runtime.step_times import StepTimes
@@ -155,6 +156,11 @@ class ProfilePlan:
     settings: tuple[str, ...] = ()
     note: str = ""
     step_times: StepTimes | None = None  # under its own thresholds
+
+    @property
+    def public_name(self) -> str | None:
+        """For clients, who learn no folder of one that was named by its path."""
+        return self.name and Path(self.name).name.removesuffix(".yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,3 +57,11 @@ def test_lines_show_every_group_once() -> None:
     assert "runtime: " in lines[9] and "(" not in lines[9]  # tuples as people write them
     assert "round_log=null" in lines[9] and "look_ahead=true" in lines[9]  # and these too
     assert not any(word in line for line in lines for word in ("None", "True", "False"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [(None, None), ("h200_v1.2", "h200_v1.2"), ("/home/me/mine/box.yaml", "box")],
+)
+def test_clients_learn_a_profiles_name_and_no_folder(name: str | None, told: str | None) -> None:
+    assert ProfilePlan(name=name).public_name == told

@@ -305,8 +305,7 @@ class LLMEngine:
 
     def _can_run_gpu(self) -> bool:
         """A round in lockstep takes both workers."""
-        lockstep = self._plan.policy.lockstep
-        return self._workers.gpu.ready and (not lockstep or self._workers.cpu.ready)
+        return self._workers.ready if self._plan.policy.lockstep else self._workers.gpu.ready
 
     async def _cpu_loop(self) -> None:
         while True:

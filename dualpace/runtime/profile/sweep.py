@@ -9,11 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dualpace.errors import ConfigError
 from dualpace.graphs.source import resolve_source
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import ending
@@ -23,20 +22,20 @@ from dualpace.runtime.profile.progress import SweepBar, is_newer, last_line
 from dualpace.runtime.profile.setting import measuring_plan
 from dualpace.settings.hardware import Hardware, probe
 from dualpace.settings.machine import Fingerprint, fingerprint, provenance
+from dualpace.settings.paths import folder
 from dualpace.settings.schema import ProfileHwConfig
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 CHILD = "dualpace.runtime.profile.child"
+_PLACES = ("results", "out", "figures")  # folders
 # What a finished point may differ in from this run's settings and still count.
 ELSEWHERE = frozenset(
     (
+        *_PLACES,
         "name",
         "point",
-        "results",
-        "out",
-        "figures",
         "gpu_weight",
         "epsilon",
         "plateau_points",
@@ -51,23 +50,15 @@ ELSEWHERE = frozenset(
 )
 
 
-def made(key: str, folder: Path) -> Path:
-    """The folder of that setting, absolute. ConfigError where it cannot be made."""
-    folder = folder.absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"profile.{key}: {folder} cannot be made ({error.strerror}): name another folder."
-        ) from None
-    return folder
-
-
 class Sweep:
     """One run over a folder of points."""
 
     def __init__(self, config: ProfileHwConfig, hardware: Hardware | None = None) -> None:
-        self.config, self.settings = config, config.profile
+        asked = config.profile  # what is written at the end is refused at the start
+        places: dict[str, Any] = {
+            key: folder(f"profile.{key}", getattr(asked, key)) for key in _PLACES
+        }
+        self.config, self.settings = config, replace(asked, **places)
         self.hardware = hardware or probe()
         self.spec = resolve_source(config.model.source).spec
         self.points = chosen(self.settings)
@@ -75,11 +66,8 @@ class Sweep:
         self.plan = measuring_plan(config, self.settings, self.everything, self.hardware)
         self.fingerprint = fingerprint_of(self.plan, self)
         self.name = self.settings.name or default_name(config)
-        self.folder = made("results", Path(self.settings.results) / self.name)
-        if self.settings.out is not None:  # written at the end, refused at the start
-            made("out", Path(self.settings.out))
-        if self.settings.figures is not None:
-            made("figures", Path(self.settings.figures))
+        self.folder = Path(self.settings.results) / self.name
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def measure(self) -> dict[str, str]:
         """Measures what is not finished; returns the reason of each point that failed."""

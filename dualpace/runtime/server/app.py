@@ -83,6 +83,6 @@ def build_app(service: Service) -> FastAPI:
     @app.get("/version")
     async def show_version() -> dict[str, str | None]:
         """And the measured profile in use: runs compare only where it is the same."""
-        return {"version": version(), "profile": service.client.plan.profile.name}
+        return {"version": version(), "profile": service.client.plan.profile.public_name}
 
     return app

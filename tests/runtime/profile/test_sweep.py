@@ -190,12 +190,12 @@ def test_an_unknown_point_names_the_known_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["results", "out", "figures"])
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
     key: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match=rf"profile\.{key}: {file}.* cannot be made"):
+    with pytest.raises(ConfigError, match=rf"profile\.{key}={file} cannot be written"):
         Sweep(config(tmp_path, **{key: str(file)}))
 
 
