@@ -1,15 +1,16 @@
 """Benchmark of the dense stage after attention: oneDNN's packed weights and the tile GEMM, by tiles
 or vectors.
 
-The candidates and, where there is a tile unit, its rate from registers take turns, on the same
-threads. Weights rotate through more memory than the last-level cache holds. This file knows nothing
+The candidates take turns, on the same threads. Where there is a tile unit, its rate from registers
+is taken right before and after each call as well: on a shared host it doubles and halves within a
+minute. Weights rotate through more memory than the last-level cache holds. This file knows nothing
 about serving.
 """
 
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualpace.cpu import packed
-from dualpace.cpu.ceilings import TileSpinner, in_turns
+from dualpace.cpu.ceilings import TileSpinner, beside, in_turns
 from dualpace.cpu.dense_stage import PostAttention, Rooms, norm_rows
 from dualpace.cpu.gemm import Unit
 
@@ -84,41 +85,54 @@ def dense_table(
     """Records of all candidates; bandwidth in bytes/s."""
     sets = len(case.candidates["onednn"])
     print(f"\ndense after attention, hidden {case.hidden}, {sets} sets of weights, bf16; medians")
-    print("rows candidate       ms     best  TFLOP/s  of peak  weights GB/s  of read    error")
+    print("rows candidate       ms     best  TFLOP/s  of the peak  weights GB/s  of read    error")
     records = []
     spinner = TileSpinner(threads) if case.has_tiles else None
     for rows in rows_list:
         x, residual = case.inputs(rows)
         runs = case.runs(x, residual)
         exact = case.exact(x, residual) if rows <= 64 else None
-        times = in_turns(runs | ({"peak": spinner.run} if spinner else {}), repeats)
-        peak = spinner.flops / median(times["peak"]) if spinner else None
+        times = in_turns(runs, repeats)
         for name, layers in case.candidates.items():
             seconds, error = median(times[name]), 0.0
             if exact is not None:
                 error = float((layers[0](x, residual).float() - exact).norm() / exact.norm())
-            rate = rows * case.bytes / seconds  # two operations a weight of two bytes
+            flops = rows * case.bytes  # two operations a weight of two bytes
             record = {
                 "rows": rows,
                 "candidate": name,
                 "ms": round(seconds * 1e3, 3),
                 "best_ms": round(min(times[name]) * 1e3, 3),
-                "tflop_s": round(rate / 1e12, 3),
-                "peak_tflop_s": peak and round(peak / 1e12, 2),
-                "of_peak": peak and round(rate / peak, 3),
+                "tflop_s": round(flops / seconds / 1e12, 3),
+                "of_peak": spinner and _shares(runs[name], flops, spinner, repeats),
                 "gb_s": round(case.bytes / seconds / GB, 1),
                 "of_read": round(case.bytes / seconds / bandwidth, 3),
                 "right": error < 0.01,
             }
             records.append(record)
-            share = f"{record['of_peak']:8.0%}" if peak else " " * 8
-            print(
-                f"{rows:4} {name:11}{record['ms']:9.3f} {record['best_ms']:8.3f} "
-                f"{record['tflop_s']:8.3f} {share} {record['gb_s']:13.1f} "
-                f"{record['of_read']:8.0%} {error:8.1e}",
-                flush=True,
-            )
+            print(_line(record, error), flush=True)
     return records
+
+
+def _shares(
+    run: Callable[[], Any], flops: int, spinner: TileSpinner, repeats: int
+) -> dict[str, float]:
+    """Quartiles of what a call makes of the tile unit's rate around it, and that rate's median."""
+    pairs = beside(run, spinner.run, 3 * repeats)
+    low, middle, high = quantiles([flops / s * p / spinner.flops for s, p in pairs])
+    peak = spinner.flops / median(p for _, p in pairs)
+    return {"low": low, "median": middle, "high": high, "peak_tflop_s": peak / 1e12}
+
+
+def _line(record: dict[str, Any], error: float) -> str:
+    share, text = record["of_peak"], ""
+    if share:
+        text = f"{share['median']:.0%} ({share['low']:.0%}-{share['high']:.0%})"
+    return (
+        f"{record['rows']:4} {record['candidate']:11}{record['ms']:9.3f} {record['best_ms']:8.3f} "
+        f"{record['tflop_s']:8.3f} {text:>13} {record['gb_s']:12.1f} "
+        f"{record['of_read']:8.0%} {error:8.1e}"
+    )
 
 
 def _next_layer(turns: Iterator[Layer], x: Tensor, residual: Tensor) -> Tensor:

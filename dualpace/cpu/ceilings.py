@@ -23,7 +23,6 @@ from dualpace.cpu.openmp import parallel
 from dualpace.cpu.primitives import fetch_add, float32_at, int64_at
 
 _PIECE = 1 << 18  # float32 that a thread reads at a time: 1 MiB
-_TILE_STEPS = 40_000
 
 
 def best_seconds(run: Callable[[], Any], repeats: int) -> float:
@@ -41,11 +40,32 @@ def in_turns(
     for round_number in range(repeats + 1):
         for name, run in runs.items():
             for _ in range(calls):
-                start = time.perf_counter()
-                run()
+                elapsed = seconds(run)
                 if round_number:
-                    times[name].append(time.perf_counter() - start)
+                    times[name].append(elapsed)
     return times
+
+
+def beside(
+    run: Callable[[], Any], ceiling: Callable[[], Any], turns: int
+) -> list[tuple[float, float]]:
+    """Seconds of `turns` runs, each with the mean of the ceiling's right before and after it: what
+    a ceiling that wanders within a second still bounds. One run before is not counted.
+    """
+    run()
+    before, pairs = seconds(ceiling), []
+    for _ in range(turns):
+        own, after = seconds(run), seconds(ceiling)
+        pairs.append((own, (before + after) / 2))
+        before = after
+    return pairs
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 class Reader:
@@ -69,12 +89,13 @@ class Reader:
 class TileSpinner:
     """`run` does `flops` on the tile unit without loading anything. Only where AMX works."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, steps: int = 40_000) -> None:
+        """steps: of four products each, about 30 ns."""
         amx_probe.request_permission()
         self._threads = num_threads
-        self.flops = num_threads * _TILE_STEPS * 4 * 2 * 16 * 16 * 32
+        self.flops = num_threads * steps * 4 * 2 * 16 * 16 * 32
         self._config = np.frombuffer(amx_probe.tile_config(), np.uint8).copy()
-        self._block = np.array([0, self._config.ctypes.data], np.int64)
+        self._block = np.array([0, self._config.ctypes.data, steps], np.int64)
 
     def run(self) -> None:
         parallel(_tile_spinner(), self._block.ctypes.data, self._threads)
@@ -98,25 +119,25 @@ def _reader() -> int:
 
 
 @intrinsic
-def _spin_tiles(_context, config):
+def _spin_tiles(_context, config, steps):
     def codegen(ctx, builder, _signature, args):
         amx_ir.configure(builder, builder.inttoptr(args[0], ir.PointerType()), True)
         tiles = amx_ir.Tiles(builder, True)
         for tile in range(8):
             tiles.zero(tile)
-        with tiles.x.loop(_TILE_STEPS):
+        with tiles.x.loop(args[1]):
             for sums, left, right in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)):
                 tiles.multiply(sums, left, right)
         amx_ir.release(builder, True)
         return ctx.get_dummy_value()
 
-    return types.void(types.intp), codegen
+    return types.void(types.intp, types.intp), codegen
 
 
 @functools.cache
 def _tile_spinner() -> int:
     def kernel(block: Any) -> None:
         # Each thread does the whole count: the rates of all are wanted, not a division of work.
-        _spin_tiles(int64_at(block)[1])
+        _spin_tiles(int64_at(block)[1], int64_at(block)[2])
 
     return callback(kernel)

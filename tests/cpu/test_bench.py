@@ -14,6 +14,7 @@ import torch
 
 from dualpace.cpu import bench as whole
 from dualpace.cpu import bench_iteration as bench
+from dualpace.cpu import ceilings
 from dualpace.cpu.attention_case import AttentionCase, Heads
 from dualpace.cpu.bench_peers import sdpa, vllm, why_no_vllm
 from dualpace.cpu.ceilings import in_turns
@@ -48,6 +49,27 @@ def test_runs_take_turns() -> None:
     times = in_turns({name: partial(order.append, name) for name in "ab"}, 2)
     assert order == ["a", "b"] * 3
     assert {name: len(t) for name, t in times.items()} == {"a": 2, "b": 2}
+
+
+def test_a_ceiling_is_taken_right_before_and_after_each_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(ceilings, "time", clock)
+    rates = iter([1.0, 3.0, 5.0, 4.0])
+    run = partial(clock.advance, 2.0)
+    pairs = ceilings.beside(run, lambda: clock.advance(next(rates)), 3)
+    assert pairs == [(2.0, 2.0), (2.0, 4.0), (2.0, 4.5)]
+
+
+class Clock:
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def test_every_part_runs_and_is_right(
