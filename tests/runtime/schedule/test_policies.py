@@ -203,6 +203,22 @@ def test_neo_moves_nobody_while_a_round_is_in_flight() -> None:
     assert decoding(step) == [0] and step.swap_out == [1]
 
 
+def test_neo_lets_no_round_ahead_pass_a_swap_in_that_is_due() -> None:
+    """Decodes scheduled ahead one after another must not keep the host queue where it is."""
+    state = neo(cpu_s=1.0, look_ahead=True)
+    add(state, 0, 16, 60)
+    gpu(state)
+    fill_host(state, [1], 32)
+    others = state.gpu_pool.allocate(state.gpu_pool.num_free - 3)
+    first, second = state.schedule_gpu(), state.schedule_gpu()
+    assert first is not None and second is not None and not second.swap_in, "HBM is nearly full"
+    state.gpu_pool.free(others)
+    state.apply_gpu(first, ())
+    assert state.schedule_gpu() is None, "the next round takes the head in, so it is not ahead"
+    state.apply_gpu(second, ())
+    assert gpu(state).swap_in == [1]
+
+
 def test_neo_waits_for_the_copies_of_those_it_would_swap_out() -> None:
     state = neo(gpu=4, host=64)
     fill_host(state, [0, 1], 31, 30)

@@ -115,9 +115,10 @@ def keep_gpu_decodes(view: View, plan: HostPlan, decision: GpuRound) -> int:
 
 def swap_in_head(view: View, plan: HostPlan, decision: GpuRound, free: int) -> int:
     """From the head of the host queue while HBM is not nearly full; never in a round that swaps
-    out.
+    out. Decided beside a round in flight too, which then has none behind it: else the host queue
+    would stand still for as long as decodes are scheduled ahead.
     """
-    if decision.swap_out or decision.preempt or view.rounds_in_flight:
+    if decision.swap_out or decision.preempt:
         return free
     rows = len(decision.decode)
     keep = int(view.gpu_capacity * (1 - SWAP_IN_BELOW))
