@@ -36,23 +36,29 @@ class GpuRound:
 
     @property
     def exclusive(self) -> bool:
-        """It must not be scheduled ahead: it moves KV between tiers, recomputes, or gates host
-        rows.
-        """
+        """It must not be scheduled ahead: it moves KV between tiers, or recomputes."""
         return bool(
             self.swap_out
             or self.swap_in
             or self.prefill_cpu
             or self.preempt
-            or any(self.host)
             or any(p.request.num_output for p in self.prefill_gpu)
         )
 
     @property
+    def has_host_rows(self) -> bool:
+        return any(self.host)
+
+    def may_follow(self, flying: GpuStep) -> bool:
+        """Whether it may be scheduled while that one is in flight. Of host rows only one round is:
+        their tokens must be known, and they are decoded one after another."""
+        return not (self.exclusive or (self.has_host_rows and flying.has_host_rows))
+
+    @property
     def decodes_only(self) -> bool:
         """It changes nothing that the CPU engine decides by."""
-        changes = self.exclusive or self.prefill_gpu or self.mark or self.withdraw
-        return not changes
+        changes = self.exclusive or self.has_host_rows
+        return not (changes or self.prefill_gpu or self.mark or self.withdraw)
 
 
 @dataclass(slots=True)

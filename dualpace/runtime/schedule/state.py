@@ -98,7 +98,7 @@ class State(Ledger):
         while self._may_schedule_gpu():
             self._project()
             decision = self._decide_gpu()
-            if self.gpu_in_flight and decision.exclusive:
+            if self.gpu_in_flight and not decision.may_follow(self.gpu_in_flight[0]):
                 return None
             step = commit_gpu(self, decision)
             if not decision.decodes_only:

@@ -92,12 +92,14 @@ def neo(cpu_s: float = 0.01, needs_gpu_work: bool = True, **options: Any) -> Sta
     return make(policy=policy, **options)
 
 
-def hosted(state: State, count: int, prompt_len: int = 32, keep: int = 3) -> None:
-    """GPU decode 0, and `count` requests on the host; HBM stays nearly full."""
+def hosted(state: State, count: int, prompt_len: int = 32, keep: int = 3) -> list[int]:
+    """GPU decode 0, and `count` requests on the host; returns the blocks that keep HBM nearly
+    full.
+    """
     add(state, 0, 16, 60)
     gpu(state)
     fill_host(state, list(range(1, count + 1)), prompt_len)
-    state.gpu_pool.allocate(state.gpu_pool.num_free - keep)
+    return state.gpu_pool.allocate(state.gpu_pool.num_free - keep)
 
 
 def test_neo_runs_host_rows_in_two_sub_batches_beside_gpu_work() -> None:
@@ -205,17 +207,65 @@ def test_neo_moves_nobody_while_a_round_is_in_flight() -> None:
 
 def test_neo_lets_no_round_ahead_pass_a_swap_in_that_is_due() -> None:
     """Decodes scheduled ahead one after another must not keep the host queue where it is."""
-    state = neo(cpu_s=1.0, look_ahead=True)
-    add(state, 0, 16, 60)
-    gpu(state)
-    fill_host(state, [1], 32)
-    others = state.gpu_pool.allocate(state.gpu_pool.num_free - 3)
+    state, _, others = looking_ahead(1)
     first, second = state.schedule_gpu(), state.schedule_gpu()
     assert first is not None and second is not None and not second.swap_in, "HBM is nearly full"
     state.gpu_pool.free(others)
     state.apply_gpu(first, ())
     assert state.schedule_gpu() is None, "the next round takes the head in, so it is not ahead"
     state.apply_gpu(second, ())
+    assert gpu(state).swap_in == [1]
+
+
+def looking_ahead(count: int) -> tuple[State, FlatPredictor, list[int]]:
+    """A decode and host rows, that nothing hides while `cpu_s` is 1, in a full HBM."""
+    predictor = FlatPredictor(cpu_s=1.0)
+    state = make(policy=make_policy("neo", predictor=predictor), look_ahead=True)
+    return state, predictor, hosted(state, count)
+
+
+def test_neo_schedules_host_rows_behind_a_round_in_flight_and_none_behind_themselves() -> None:
+    state, predictor, others = looking_ahead(2)
+    plain = state.schedule_gpu()
+    predictor.cpu_s = 0.01
+    paired = state.schedule_gpu()
+    assert plain is not None and not plain.has_host_rows
+    assert paired is not None and paired.has_host_rows and decoding(paired) == [0]
+    state.apply_gpu(plain, ())
+    assert sorted(ids(state.cpu_running)) == [1, 2], "until their own round is applied"
+    assert state.schedule_gpu() is None, "the next takes them again, whose tokens must be known"
+    state.apply_gpu(paired, ())
+    state.gpu_pool.free(others)
+    state.check()
+    assert ids(state.cpu_waiting) == [1, 2] and not state.cpu_running
+    assert [state.requests[i].num_output for i in (1, 2)] == [2, 2]
+
+
+def test_neo_schedules_a_round_that_takes_no_host_row_behind_one_that_does() -> None:
+    state, predictor, others = looking_ahead(1)
+    predictor.cpu_s = 0.01
+    paired = state.schedule_gpu()
+    predictor.cpu_s = 1.0
+    plain = state.schedule_gpu()
+    assert paired is not None and paired.has_host_rows
+    assert plain is not None and decoding(plain) == [0] and not plain.has_host_rows
+    state.apply_gpu(paired, ())
+    assert ids(state.cpu_waiting) == [1] and not state.cpu_running
+    state.apply_gpu(plain, ())
+    state.gpu_pool.free(others)
+    state.check()
+    assert state.requests[1].num_output == 2
+
+
+def test_neo_lets_no_round_ahead_pass_the_swap_in_of_a_host_row_in_flight() -> None:
+    state, predictor, others = looking_ahead(1)
+    predictor.cpu_s = 0.01
+    paired = state.schedule_gpu()
+    assert paired is not None and paired.has_host_rows
+    predictor.cpu_s = 1.0
+    state.gpu_pool.free(others)
+    assert state.schedule_gpu() is None, "the next takes it into HBM"
+    state.apply_gpu(paired, ())
     assert gpu(state).swap_in == [1]
 
 

@@ -32,6 +32,16 @@ def run_lockstep(rig: Rig, reference: Reference, cold: list[Talk], warm: list[Ta
     rig.transfer_done(9)
     for _ in range(2):
         rig.gpu_step([rig.decode(e), first(f, 0), first(b, 0), second(c), second(h), second(d)])
+    for prompts in ([], [a]):  # host rows behind a round in flight, and a round behind them
+        plain = [rig.decode(e), rig.decode(g)]
+        others = [rig.decode_ahead(e), rig.decode_ahead(g), *map(rig.prefill, prompts)]
+        paired = [*others, first(b, 0), first(f, 0), second(c), second(h)]
+        steps = [rig.send_gpu(plain), rig.send_gpu(paired)]
+        rig.gpu_done(steps[0], plain)
+        behind = [rig.decode_ahead(g), rig.decode_ahead(e)]
+        steps.append(rig.send_gpu(behind))
+        rig.gpu_done(steps[1], paired)
+        rig.gpu_done(steps[2], behind)
     rig.gpu_step([rig.decode(t) for t in (a, g, e)])  # no host row: as ever
     rig.gpu_step([first(b, 0), second(d)])  # nothing else
     assert reference.agrees(*cold, *warm)

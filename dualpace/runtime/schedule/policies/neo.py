@@ -79,11 +79,16 @@ class Neo:
 
 
 class HostPlan:
-    """What a round has left of the host pool, and who is on it in arrival order."""
+    """What a round has left of the host pool, and who is on it in arrival order.
+
+    Those in a round in flight count as if they were back from it: a round that takes one of them
+    moves KV or carries host rows, and is not scheduled behind that one.
+    """
 
     def __init__(self, view: View) -> None:
         self.free = view.host_free
-        self.residents = sorted(view.cpu_waiting, key=lambda r: r.order)
+        flying = [r for r in view.cpu_running if r.num_output + r.in_flight < r.max_tokens]
+        self.residents = sorted([*flying, *view.cpu_waiting], key=lambda r: r.order)
 
 
 def keep_gpu_decodes(view: View, plan: HostPlan, decision: GpuRound) -> int:
@@ -126,7 +131,7 @@ def swap_in_head(view: View, plan: HostPlan, decision: GpuRound, free: int) -> i
         keep = 0  # a head that needs nearly all of HBM would wait for ever
     for request in plan.residents:
         blocks = blocks_for(request.kv_len + 1)
-        if not request.ready or rows >= view.limits.gpu_rows or blocks > free - keep:
+        if request.pins or rows >= view.limits.gpu_rows or blocks > free - keep:
             break
         decision.swap_in.append(request)
         free -= blocks
@@ -156,7 +161,7 @@ def admit_prompts(view: View, plan: HostPlan, decision: GpuRound, free: int) -> 
             if chunk < length:
                 return
         else:
-            full = len(view.cpu_waiting) + len(decision.prefill_cpu) >= limits.host_admission
+            full = len(plan.residents) + len(decision.prefill_cpu) >= limits.host_admission
             if full or length > min(left, limits.staging - staged) or blocks > plan.free:
                 return
             plan.free -= blocks
@@ -219,7 +224,7 @@ def host_rows_alone(view: View, plan: HostPlan) -> tuple[list[Request], list[Req
     host: tuple[list[Request], list[Request]] = ([], [])
     kv_tokens = [0, 0]
     for request in plan.residents[: view.limits.cpu_rows]:
-        if request.ready and request.next_growth <= plan.free:
+        if not request.pins and request.next_growth <= plan.free:
             plan.free -= request.next_growth
             place = 1 if kv_tokens[1] < kv_tokens[0] else 0
             host[place].append(request)
@@ -251,7 +256,7 @@ def add_host_rows(
         if chosen >= view.limits.cpu_rows:
             break
         too_long = shortest_refused is not None and request.kv_len >= shortest_refused
-        if not request.ready or request.id in moving or too_long or request.next_growth > plan.free:
+        if request.pins or request.id in moving or too_long or request.next_growth > plan.free:
             continue
         hidden_1, hidden_0 = batches.margins()
         place = 1 if hidden_1 >= hidden_0 else 0
