@@ -16,13 +16,21 @@ from dualpace.runtime.process import become_child, receive, send
 
 
 async def serve(plan: Plan, sock: socket.socket) -> int:
-    """Runs an engine for the owner at the other end of `sock`; returns the exit status."""
+    """Runs an engine for the owner at the other end of `sock`; returns the exit status. The owner
+    hears of what its user can fix, also where the engine cannot be made."""
     owner: Connection
 
-    engine = LLMEngine(plan, lambda message: owner.send(message))
+    try:
+        engine = LLMEngine(plan, lambda message: owner.send(message))
+    except ConfigError as error:
+        send(sock, Failed(str(error), 1))
+        return 1
     owner = await Connection.open(sock, engine.on_message, engine.end)
     try:
         return await engine.run()
+    except ConfigError as error:
+        owner.send(Failed(str(error), 1))
+        return 1
     finally:
         owner.close()
         await asyncio.sleep(0)  # lets the transport flush and close
@@ -46,11 +54,7 @@ def main() -> int:
     plan = Plan.from_json(hello.plan)
     if plan.runtime.cores:
         os.sched_setaffinity(0, plan.runtime.cores)
-    try:
-        return asyncio.run(serve(plan, sock))
-    except ConfigError as error:
-        send(sock, Failed(str(error), 1))
-        return 1
+    return asyncio.run(serve(plan, sock))
 
 
 if __name__ == "__main__":
