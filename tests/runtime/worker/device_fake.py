@@ -15,6 +15,7 @@ import torch
 
 from dualpace.graphs.attention import causal_prefill, gather_context
 from dualpace.graphs.cache import GraphCache
+from dualpace.graphs.gpu import stream_copies
 from dualpace.graphs.gpu.attention import PagedRows
 from dualpace.graphs.gpu.forward import Rows
 from dualpace.graphs.gpu.triton_attention import SdpaPrefill
@@ -86,6 +87,17 @@ class Words:
         while ctypes.c_int64.from_address(address).value < value:
             assert time.monotonic() < deadline, "nobody answers"
             time.sleep(0.0005)
+
+
+class Driver:
+    """Copies at once."""
+
+    def __init__(self, _: str) -> None:
+        def copy(target: int, source: int, count: int, stream: int) -> int:
+            ctypes.memmove(target, source, count)
+            return 0
+
+        self.cuMemcpyDtoHAsync_v2 = self.cuMemcpyHtoDAsync_v2 = copy
 
 
 class Forward:
@@ -189,6 +201,7 @@ def device_rig(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "HostMemory", lambda *_: None)
     monkeypatch.setattr(transfers, "host_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(device_build, "StreamWords", Words)
+    monkeypatch.setattr(stream_copies, "CDLL", Driver)
     monkeypatch.setattr(layer_times, "_timed", _once)
     monkeypatch.setattr(transfers.kv, "write_out", write_out)
     monkeypatch.setattr(build, "build_accelerator", _build)

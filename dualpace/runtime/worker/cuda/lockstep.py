@@ -19,6 +19,7 @@ from dualpace.graphs.gpu.capture import Capturer, LinearGraphs
 from dualpace.graphs.gpu.forward import Rows
 from dualpace.graphs.gpu.host_memory import HostMemory
 from dualpace.graphs.gpu.planned import PackedInputs
+from dualpace.graphs.gpu.stream_copies import StreamCopies
 from dualpace.graphs.gpu.stream_words import StreamWords
 from dualpace.runtime.lockstep import tag
 from dualpace.runtime.messages import GpuBatch, StepDone
@@ -54,6 +55,7 @@ class HostLink:
         self._answered = [
             [start + ranks[host] for host in exchange.hosts] for ranks in buffer.answered_at
         ]
+        self._copies = StreamCopies()
         self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
 
     def ask(self, place: int, step: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -74,16 +76,14 @@ class HostLink:
         return DeviceEvent(self._in)
 
     def _copy_out(self, place: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        exchange, rows = self._exchange, len(q)
+        exchange = self._exchange
+        assert len(q) <= self.max_rows
         DeviceEvent().holds(self._out)
-        with torch.cuda.stream(self._out):
-            for shared, part in ((exchange.q, q), (exchange.k, k), (exchange.v, v)):
-                shared[place][:rows].copy_(part, non_blocking=True)
+        for shared, part in ((exchange.q, q), (exchange.k, k), (exchange.v, v)):
+            self._copies.out(self._out, shared[place].data_ptr(), part)
 
     def _copy_in(self, place: int, attn: Tensor) -> None:
-        with torch.cuda.stream(self._in):
-            out = self._exchange.out[place][: len(attn)].flatten(1)
-            attn.copy_(out, non_blocking=True)
+        self._copies.into(self._in, attn, self._exchange.out[place].data_ptr())
 
     @property
     def max_rows(self) -> int:
