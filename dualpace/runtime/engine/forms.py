@@ -24,6 +24,7 @@ _NUM_TRIALS = 2  # at once, of forms that take as long as most
 _USUAL_S = 2.0  # they take less, and others wait for them no longer
 _NUM_SLOW = 2  # trials beside those, of forms that take more
 _KEPT_BYTES = 256 << 20
+_KEPT_FORMS = 1000  # small ones, and refusals, take more than their bytes
 
 
 class FormRefused(ValueError):
@@ -80,6 +81,7 @@ class Forms:
         queue_limit_s: float = _QUEUE_LIMIT_S,
         usual_s: float = _USUAL_S,
         kept_bytes: int = _KEPT_BYTES,
+        kept_forms: int = _KEPT_FORMS,
     ) -> None:
         """`load` is called in a thread when the first form comes; it may raise FormRefused."""
         self._load = load
@@ -87,6 +89,7 @@ class Forms:
         self._queue_limit_s = queue_limit_s
         self._usual_s = usual_s
         self._kept_bytes = kept_bytes
+        self._kept_forms = kept_forms
         self._compiler: asyncio.Future[Compiler] | None = None
         self._forms: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._places = asyncio.Semaphore(_NUM_TRIALS)
@@ -173,7 +176,9 @@ class Forms:
     def _forget_the_oldest(self) -> None:
         """But never the one that was asked for last."""
         total = sum(map(_size, self._forms.items()))
-        while total > self._kept_bytes and len(self._forms) > 1:
+        while len(self._forms) > 1 and (
+            total > self._kept_bytes or len(self._forms) > self._kept_forms
+        ):
             total -= _size(self._forms.popitem(last=False))
 
 

@@ -5,6 +5,8 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _PROBES = ("/health", "/ping", "/ready", "/metrics", "/version")  # would drown the others
+# Clients may send any word as a method, and a label for each would stay for good.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _CLIENT_LEFT = 499  # as proxies call it: no fault of the server
 
 
@@ -40,4 +42,5 @@ class CountRequests:
         finally:
             route = scope.get("route")  # set where one was found
             handler = route.path if route is not None else "none"
-            self._count.labels(handler, scope["method"], f"{status // 100}xx").inc()
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._count.labels(handler, method, f"{status // 100}xx").inc()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -55,12 +56,22 @@ def test_one_form_is_tried_and_compiled_once_whoever_asks() -> None:
     assert sorted(played.compiler.compiled) == sorted(played.trials.tried) == ["1 9", "2 9"]
 
 
-def test_the_longest_unused_are_forgotten() -> None:
+@pytest.mark.parametrize("limits", [{"kept_bytes": 250}, {"kept_forms": 2}])
+def test_the_longest_unused_are_forgotten(limits: dict[str, int]) -> None:
     async def story(played: Played) -> None:
         for text in ("1 9", "2 9", "1 9", "3 9", "1 9", "2 9"):
             await played.guide(text)
 
-    assert play(story, kept_bytes=250).compiler.compiled == ["1 9", "2 9", "3 9", "2 9"]
+    assert play(story, **limits).compiler.compiled == ["1 9", "2 9", "3 9", "2 9"]
+
+
+def test_refusals_are_forgotten_too() -> None:
+    async def story(played: Played) -> None:
+        for text in ("bad", "1 9", "2 9", "bad"):
+            with suppress(FormRefused):
+                await played.guide(text)
+
+    assert play(story, kept_forms=2).compiler.compiled == ["bad", "1 9", "2 9", "bad"]
 
 
 @pytest.mark.parametrize(

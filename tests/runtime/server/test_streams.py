@@ -158,6 +158,9 @@ def test_answers_are_counted_by_route_and_class_of_status(server):
         server.http.request(method, path)
     after = [count(handler, method, status) for method, _, handler, status in asked]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1, 1]
+    for word in ("BREW", "ANY-WORD"):  # which clients choose: no label each
+        server.http.request(word, "/nowhere")
+    assert count("none", "BREW", "4xx") == 0 and count("none", "other", "4xx") >= 2
     assert count("/metrics", "GET", "2xx") == 0
 
 
