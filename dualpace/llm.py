@@ -161,6 +161,7 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """The engine's queues, pools and counters now."""
+        self._check_open()
         return self._loop.run(self._client.stats(timeout_s=10))
 
     def close(self) -> None:
@@ -178,14 +179,17 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise RuntimeError("this LLM is closed")
+
     def _generate(
         self,
         prompts: list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
     ) -> list[Output]:
-        if not self._finalizer.alive:
-            raise RuntimeError("this LLM is closed")
+        self._check_open()
         model = self.plan.model
         for prompt in prompts:
             check_prompt(prompt, model.max_context, model.vocab)

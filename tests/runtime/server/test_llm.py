@@ -153,8 +153,9 @@ def test_a_closed_llm_says_so(monkeypatch):
     llm = open_llm()
     llm.close()
     llm.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        llm.generate("hi")
+    for ask in (lambda: llm.generate("hi"), llm.stats):
+        with pytest.raises(RuntimeError, match="this LLM is closed"):
+            ask()
 
 
 def test_starts_that_fail(monkeypatch):
