@@ -10,25 +10,24 @@ from torch import Tensor
 from dualpace.cpu.attention import PagedDecoder, block_shape, plan_decode
 from dualpace.cpu.isa import Level
 
-BF16 = torch.bfloat16
-
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a model."""
+    """The heads of a model, and what their K and V are kept in: bf16 or float32."""
 
     q: int
     kv: int
     dim: int
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def block_bytes(self) -> int:
         """Of K and V of 16 tokens, all heads, one layer."""
-        return 2 * self.kv * 16 * self.dim * 2
+        return 2 * self.kv * 16 * self.dim * self.dtype.itemsize
 
 
 class AttentionCase:
-    """One batch over a pool in `memory` (bytes of bf16 numbers), through several block tables."""
+    """One batch over a pool in `memory`, bytes left by `fill`, through several block tables."""
 
     def __init__(
         self, heads: Heads, memory: Tensor, rows: int, context: int, block_major: bool, level: Level
@@ -41,17 +40,17 @@ class AttentionCase:
         assert num_blocks >= rows * blocks
         shape = (num_blocks, layers) if block_major else (layers, num_blocks)
         self.memory = memory[: num_blocks * layers * heads.block_bytes]
-        pool = self.memory.view(BF16).view(*shape, 2, heads.kv, 16, heads.dim)
+        pool = self.memory.view(heads.dtype).view(*shape, 2, heads.kv, 16, heads.dim)
         self.pool = [pool[:, i] if block_major else pool[i] for i in range(layers)]
-        self.q = torch.randn(rows, heads.q, heads.dim).to(BF16)
+        self.q = torch.randn(rows, heads.q, heads.dim).to(heads.dtype)
         self.out = torch.empty_like(self.q)
         self.scale = heads.dim**-0.5
-        kind = block_shape(heads.dim, heads.q // heads.kv, BF16, level)
+        kind = block_shape(heads.dim, heads.q // heads.kv, heads.dtype, level)
         self.tables, self.decoders = [], []
         for _ in range(max(1, min(8, num_blocks // (rows * blocks)))):
             chosen = torch.randperm(num_blocks)[: rows * blocks]
             self.tables.append(chosen.to(torch.int32).view(rows, blocks))
-            self.decoders.append(PagedDecoder(heads.q, heads.kv, heads.dim, BF16, kind))
+            self.decoders.append(PagedDecoder(heads.q, heads.kv, heads.dim, heads.dtype, kind))
         self.turn = 0
 
     def plan(self, threads: int, **choices: int) -> None:
@@ -87,7 +86,9 @@ class AttentionCase:
 
 
 def fill(memory: Tensor) -> Tensor:
-    """bf16 of either sign between 2^-7 and 1, the same few million again and again; `memory`."""
+    """Between 2^-7 and 1 and their negatives in bf16, as in float32; few million that repeat. Gives
+    `memory`.
+    """
     pattern = torch.empty(1 << 22, dtype=torch.int16).random_(0x3C00, 0x3F80)
     pattern[::3] |= -0x8000
     for piece in torch.split(memory.view(torch.int16), len(pattern)):

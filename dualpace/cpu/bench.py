@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -76,6 +76,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
     parser.add_argument("--chunks", type=whole_number, default=16, help="attention chunks a thread")
     parser.add_argument("--heads", type=whole_number, default=1, help="KV heads walked together")
+    parser.add_argument("--float32", action="store_true", help="attention on float32 K and V")
     parser.add_argument("--small-pages", action="store_true", help="KV as processes share it")
     parser.add_argument("--figure", metavar="FILE", help="plot scaling into this file")
     options = parser.parse_args(arguments)
@@ -130,7 +131,8 @@ def _run(
         print(f"{'AMX':12} {report['amx_tflop_s']} TFLOP/s from registers")
     heads = Heads(m.q_heads, m.kv_heads, m.head_dim)
     if "attention" in options.only:
-        report["attention"] = attention_table(heads, memory, sizes.batches, threads, options)
+        kept = replace(heads, dtype=torch.float32) if options.float32 else heads
+        report["attention"] = attention_table(kept, memory, sizes.batches, threads, options)
     if {"dense", "scaling"} & set(options.only):
         attn = m.q_heads * m.head_dim
         dense = DenseCase(m.hidden, m.intermediate, attn, sizes.memory, unit)

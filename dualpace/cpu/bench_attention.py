@@ -54,8 +54,8 @@ def attention_table(
     options: Any,
 ) -> list[dict[str, Any]]:
     """Records of all (rows, context); options: repeats, level, and chunks and heads of the plan."""
-    missing = why_no_vllm()
-    print(f"\nattention, {heads.q}/{heads.kv} heads of {heads.dim}, bf16; medians")
+    missing, kept = why_no_vllm(heads.dtype), str(heads.dtype).removeprefix("torch.")
+    print(f"\nattention, {heads.q}/{heads.kv} heads of {heads.dim}, {kept}; medians")
     print(missing or "vLLM's CPU attention on K and V in a cache of its own")
     print(
         "rows context layout           MB       ms   GB/s  pool read  ratio  called ms"

@@ -20,7 +20,7 @@ _OPERATIONS = "vllm._custom_ops"
 
 def sdpa(case: AttentionCase) -> Run:
     """torch's attention on K and V that are gathered already."""
-    k, v = (part.contiguous() for part in case.gathered(torch.bfloat16, slice(None)))
+    k, v = (part.contiguous() for part in case.gathered(case.heads.dtype, slice(None)))
     q = case.q.unsqueeze(2)
 
     def run() -> Tensor:
@@ -30,8 +30,10 @@ def sdpa(case: AttentionCase) -> Run:
     return run
 
 
-def why_no_vllm() -> str | None:
-    """Why vLLM's CPU attention cannot be run here, or None."""
+def why_no_vllm(dtype: torch.dtype) -> str | None:
+    """Why vLLM's CPU attention cannot be run here on such K and V, or None."""
+    if dtype != torch.bfloat16:
+        return "vLLM's CPU attention is set beside ours in bf16 alone"
     try:
         operations = import_module(_OPERATIONS)
     except ImportError as error:

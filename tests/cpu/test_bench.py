@@ -76,7 +76,7 @@ def test_every_part_runs_and_is_right(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     small = bench.Model(96, 160, 6, 2, 64, 320, layers=2, sets=2)
-    sizes = whole.Sizes(small, ((2, 40),), (3,), (2,), (2, 40, 3), 1 << 22, 1)
+    sizes = whole.Sizes(small, ((2, 96),), (3,), (2,), (2, 40, 3), 1 << 22, 1)
     monkeypatch.setattr(whole, "QUICK", sizes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
@@ -92,12 +92,20 @@ def test_every_part_runs_and_is_right(
     assert [r["threads"] for r in report["scaling"]] == [1, 2]
     assert all(r["ms"] > 0 and r["called_ms"] > 0 for r in report["attention"])
     assert report["dense"] and report["iteration"] and report["wrong"] == 0
+    in_bf16 = report["attention"][0]["mb"]
+    try:
+        assert whole.main(["--quick", "--only", "attention", "--float32", "--threads", "2"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(gradients)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["attention"][0]["mb"] == 2 * in_bf16 > 0 and report["wrong"] == 0
 
 
 def test_peers_attend_to_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.delitem(sys.modules, "vllm._custom_ops", raising=False)
-    assert "not installed" in str(why_no_vllm())
+    assert "not installed" in str(why_no_vllm(torch.bfloat16))
 
     class Operations(ModuleType):
         """Its operations, as plainly as can be, on a cache of its layout."""
@@ -124,7 +132,8 @@ def test_peers_attend_to_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm._custom_ops", Operations("vllm._custom_ops"))
-    assert why_no_vllm() is None
+    assert why_no_vllm(torch.bfloat16) is None
+    assert "in bf16 alone" in str(why_no_vllm(torch.float32))
     memory = torch.randn(1 << 21).bfloat16().view(torch.uint8)
     case = AttentionCase(Heads(6, 2, 64), memory, 3, 45, True, detected().level)
     case.plan(1)
