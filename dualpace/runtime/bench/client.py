@@ -107,6 +107,8 @@ class Client:
                 _read_end(answer, tail)
         except (aiohttp.ClientError, TimeoutError) as error:
             answer.error = repr(error)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            answer.error = f"what it answered has another form: {error!r}"
         return answer
 
 

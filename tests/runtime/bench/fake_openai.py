@@ -29,6 +29,7 @@ class Behaviour:
     status: int = 200
     short_by: int = 0
     engines: bool = False
+    end: bytes | None = None  # in the place of the event with token counts
 
 
 class FakeOpenAI:
@@ -90,7 +91,7 @@ class FakeOpenAI:
         end: dict[str, Any] = {"choices": [], "usage": usage}
         if behaviour.engines:
             end["dualpace"] = {"tokens_by_engine": {"gpu": count - 1, "cpu": 1}}
-        await response.write(event(end) + b"data: [DONE]\n\n")
+        await response.write((behaviour.end or event(end)) + b"data: [DONE]\n\n")
         return response
 
 

@@ -103,6 +103,16 @@ def test_failures_are_recorded_and_a_dead_server_is_a_sentence() -> None:
         play(FakeOpenAI(Behaviour(status=503)), specs(2), warmup=1)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [b"data: {oops}\n\n", b'data: {"usage": {"prompt_tokens": 1}}\n\n', b'data: {"usage": 7}\n\n'],
+)
+def test_an_answer_in_another_form_fails_alone(end: bytes) -> None:
+    outcome = play(FakeOpenAI(Behaviour(end=end)), specs(2))
+    assert all("has another form" in (r.error or "") for r in outcome.records)
+    assert summarize(outcome.records)["failed"] == 2
+
+
 def test_without_max_tokens_all_is_asked_for_and_the_client_leaves() -> None:
     fake = FakeOpenAI(Behaviour(token_s=0.01))
     outcome = play(fake, [RequestSpec(0, 0.0, 10, 5, None)])
