@@ -21,10 +21,10 @@ class HwConfig:
     """Facts about the machine, as a `+hw=` file states them; `auto` means: probe it."""
 
     name: str = "auto"  # of the hw file; auto: none was named
-    gpu: str | None = None  # product name
+    gpu: str | None = None  # product name, for readers alone
     gpus: int | None = None  # None: not stated; 0: there is none
     vram_gib: float | None = None  # of one GPU
-    cpu: str | None = None  # product name
+    cpu: str | None = None  # product name, for readers alone
     cores: int | None = None  # physical cores given to serving
     host_gib: float | None = None  # memory that serving may use
     # A file of conf/measured, or a path | auto: the newest of conf/measured that was measured here

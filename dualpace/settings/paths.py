@@ -55,14 +55,21 @@ def default_cache() -> str:
 
 def _own(path: Path) -> str:
     """`path` as a folder that nobody else can write: what lies in it is run."""
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:  # no folder, or none to be had
+        raise ConfigError(_no_cache(f"{path} cannot be made ({error.strerror})")) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ConfigError(
-            f"compile.cache_dir is not set, no home can be written and {path} may be written by "
-            f"others: set compile.cache_dir to a folder of your own."
-        )
+        raise ConfigError(_no_cache(f"{path} may be written by others"))
     return str(path)
+
+
+def _no_cache(why: str) -> str:
+    return (
+        f"compile.cache_dir is not set, no home can be written and {why}: set compile.cache_dir to "
+        f"a folder of your own."
+    )
 
 
 def log_file(key: str, name: str | None) -> str | None:

@@ -183,3 +183,7 @@ def test_the_cache_is_in_no_folder_that_others_can_write(
     made.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="may be written by others"):
         default_cache()
+    made.unlink()
+    made.touch()
+    with pytest.raises(ConfigError, match=r"cannot be made \(File exists\): set compile.cache_dir"):
+        default_cache()
