@@ -6,6 +6,7 @@ from dualpace.runtime.engine.predict import MeasuredPredictor
 from dualpace.runtime.engine.start_times import StartTimes
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.schedule.estimate import make_estimator
+from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.schedule.limits import Limits
 from dualpace.runtime.schedule.policies import make_policy
 from dualpace.runtime.schedule.state import State
@@ -27,7 +28,7 @@ def make_state(plan: Plan, learner: MeasuredPredictor | StartTimes | None) -> St
     """An empty State with the plan's limits, pools, policy and estimator."""
     options: dict[str, Any] = dict(plan.policy.options)
     if options.pop("host_admission", None) == "profile":
-        options["times"] = plan.profile.step_times
+        options["admission"] = ProfiledAdmission(plan.profile.step_times)
     match learner:
         case MeasuredPredictor():
             options = {k: v for k, v in options.items() if k not in _PREDICTED}

@@ -16,6 +16,7 @@ from dualpace.runtime.config import TOKEN_LIMIT, NeoPolicyConfig
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.estimate import make_estimator
+from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.schedule.limits import Limits
 from dualpace.runtime.schedule.log import round_record
 from dualpace.runtime.schedule.policies import Policy, make_policy
@@ -248,7 +249,7 @@ def make_simulated_policy(config: SimulateConfig, cost: CostModel) -> Policy:
     options = {f.name: getattr(policy, f.name) for f in fields(policy)}
     name = options.pop("name")
     if options.pop("host_admission", None) == "profile":
-        options["times"] = step_times(cost, assist_limits(config))
+        options["admission"] = ProfiledAdmission(step_times(cost, assist_limits(config)))
     if isinstance(policy, NeoPolicyConfig):
         del options["launch_ms"], options["fp16_kernel"]
         kernel = host_kernel(config, cost)

@@ -4,6 +4,7 @@ import pytest
 
 from dualpace.runtime.schedule import State, make_policy
 from dualpace.runtime.schedule.estimate import Quantile
+from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.step_times import Curve, StepTimes
 from tests.runtime.schedule.drive import add, decoding, gpu, ids, make
 from tests.runtime.schedule.predictor import flat_times
@@ -13,7 +14,9 @@ from tests.runtime.schedule.predictor import flat_times
 
 def full_hbm(times: StepTimes | None, waiting: int, outputs: int = 20) -> State:
     """One decode with 8 tokens left holds HBM; as many prompts wait as are told."""
-    state = make(gpu=4, host=400, policy=make_policy("dualpace", times=times))
+    state = make(
+        gpu=4, host=400, policy=make_policy("dualpace", admission=ProfiledAdmission(times))
+    )
     add(state, 0, 48, 9)
     gpu(state)
     for request_id in range(1, waiting + 1):
@@ -55,7 +58,11 @@ def test_a_tier_that_only_a_few_could_use_starts_for_the_company_that_is_to_come
 
 
 def test_what_hbm_alone_could_never_hold_goes_to_the_host_at_once() -> None:
-    state = make(gpu=4, host=400, policy=make_policy("dualpace", times=flat_times(cpu=99.0)))
+    state = make(
+        gpu=4,
+        host=400,
+        policy=make_policy("dualpace", admission=ProfiledAdmission(flat_times(cpu=99.0))),
+    )
     add(state, 0, 200, 9)
     assert gpu(state).prefill_cpu == [0]
 
@@ -69,7 +76,11 @@ def test_a_victim_goes_on_where_that_costs_the_gpu_less(
     """Than its tokens in HBM, or else than to be recomputed."""
     times = flat_times(cpu=3.0, assist=assist, prefill=prefill)
     estimator = Quantile(first=1, warmup=10**9)  # admission keeps no room for growth
-    state = make(gpu=4, policy=make_policy("dualpace", times=times), estimator=estimator)
+    state = make(
+        gpu=4,
+        policy=make_policy("dualpace", admission=ProfiledAdmission(times)),
+        estimator=estimator,
+    )
     add(state, 0, 31, 40)
     add(state, 1, 31, 40)
     for _ in range(2):
@@ -86,7 +97,7 @@ def test_victims_are_judged_by_the_company_of_half_the_residents(
     """A round takes 1 s; assists take 0.4 s of the GPU for one row or many, 0.2 s a row for two."""
     times = flat_times(cpu=3.0, assist=0.4, prefill=0.1)
     estimator = Quantile(first=1, warmup=10**9)
-    policy = make_policy("dualpace", times=times)
+    policy = make_policy("dualpace", admission=ProfiledAdmission(times))
     state = make(gpu=2 * residents, policy=policy, estimator=estimator)
     for request_id in range(residents):
         add(state, request_id, 31, 40)

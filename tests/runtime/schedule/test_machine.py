@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from dualpace.runtime.schedule import Limits, make_policy
 from dualpace.runtime.schedule.estimate import Declared, Estimator, Quantile
+from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.schedule.policies import POLICIES
 from dualpace.runtime.types import Owner
 from tests.runtime.schedule.predictor import FlatPredictor, flat_times
@@ -26,9 +27,12 @@ ROUNDS = {"total": 0}
 DEPARTURES: dict[str, dict[str, Any]] = {
     "paper": {},
     "chunks": {"chunk_prompts": True},
-    "cheap host": {"chunk_prompts": True, "times": flat_times(assist=0.1)},
-    "dear host": {"times": flat_times(cpu=9.0, assist=2.0)},
-    "dear prefill": {"chunk_prompts": True, "times": flat_times(cpu=9.0, prefill=50.0)},
+    "cheap host": {"chunk_prompts": True, "admission": ProfiledAdmission(flat_times(assist=0.1))},
+    "dear host": {"admission": ProfiledAdmission(flat_times(cpu=9.0, assist=2.0))},
+    "dear prefill": {
+        "chunk_prompts": True,
+        "admission": ProfiledAdmission(flat_times(cpu=9.0, prefill=50.0)),
+    },
     "restless": {"migrate_every": 3},
 }
 lengths = st.integers(1, 90)

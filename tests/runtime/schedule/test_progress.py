@@ -8,12 +8,15 @@ import pytest
 
 from dualpace.runtime.schedule import Limits, make_policy
 from dualpace.runtime.schedule.estimate import Declared, Estimator, Quantile
+from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from tests.runtime.schedule.predictor import flat_times
 from tests.runtime.schedule.world import World
 
 POLICIES = {
     "paper": make_policy("dualpace"),
-    "departing": make_policy("dualpace", chunk_prompts=True, times=flat_times(assist=0.5)),
+    "departing": make_policy(
+        "dualpace", chunk_prompts=True, admission=ProfiledAdmission(flat_times(assist=0.5))
+    ),
     "restless": make_policy("dualpace", chunk_prompts=True, migrate_every=1),
 }
 LONGEST_WAIT = 200  # fair cycles; the requests below need up to 40 tokens, a dozen run at a time

@@ -3,18 +3,16 @@
 """
 
 from dualpace.runtime.schedule.cpu_round import cpu_round
-from dualpace.runtime.schedule.draft import Departures
+from dualpace.runtime.schedule.draft import Departures, HostAdmission
 from dualpace.runtime.schedule.gpu_round import gpu_round
-from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.schedule.rounds import CpuRound, GpuRound
 from dualpace.runtime.schedule.view import View
-from dualpace.runtime.step_times import StepTimes
 
 
 class DualPace:
-    """Appendix A.1 and A.2. `times`, if given, lets the host tier take only whom it serves sooner,
-    and so does an `admission` whose times come later; `chunk_prompts` cuts prompts for HBM at the
-    soft token limit; `migrate_every` tokens send a decode to the host without need, to test moves.
+    """Appendix A.1 and A.2. The host tier takes whoever fits, or of those whom `admission` lets;
+    `chunk_prompts` cuts prompts for HBM at the soft token limit; `migrate_every` tokens send a
+    decode to the host without need, to test moves.
     """
 
     uses_host = True
@@ -23,13 +21,11 @@ class DualPace:
 
     def __init__(
         self,
-        times: StepTimes | None = None,
-        admission: ProfiledAdmission | None = None,
+        admission: HostAdmission | None = None,
         chunk_prompts: bool = False,
         migrate_every: int = 0,
     ) -> None:
-        host = admission if times is None else ProfiledAdmission(times)
-        self._departures = Departures(chunk_prompts, host, migrate_every)
+        self._departures = Departures(chunk_prompts, admission, migrate_every)
 
     def gpu_round(self, view: View) -> GpuRound:
         return gpu_round(view, self._departures)
