@@ -4,7 +4,7 @@ Only text can be read; anything else is refused with its place: `messages[2].con
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +12,7 @@ from dualpace.runtime.sampling_params import InvalidParameter
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.wording import shown
 
+_ROLES = ("system", "developer", "user", "assistant")
 _TOOLS = "this server calls no tools"
 # Roles and fields of messages that ask for what is not built; null and what is empty asks nothing.
 _UNUSED: Sequence[Any] = (None, [], "", {})
@@ -20,20 +21,26 @@ _UNUSED: Sequence[Any] = (None, [], "", {})
 class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
 
     def for_template(self, where: str) -> dict[str, str]:
         """As chat templates read it. Raises APIError for what is no plain text."""
-        if self.role in ("tool", "function"):
-            role = shown(self.role)
-            raise _refused(f"{where}.role", f"'{where}.role' is {role}: {_TOOLS}")
+        self._check_role(f"{where}.role")
         _check_extra(where, self.model_extra or {})
         # "developer" is the newer word for the same thing; templates know the older one.
         role = "system" if self.role == "developer" else self.role
         message = {"role": role, "content": self._text(f"{where}.content")}
         return message | ({"name": self.name} if self.name is not None else {})
+
+    def _check_role(self, where: str) -> None:
+        if self.role in ("tool", "function"):
+            raise _refused(where, f"'{where}' is {shown(self.role)}: {_TOOLS}")
+        if self.role not in _ROLES:
+            known = ", ".join(map(shown, _ROLES[:-1]))
+            text = f"'{where}' must be {known} or {shown(_ROLES[-1])}, not {shown(self.role)}."
+            raise APIError(400, text, where, "invalid_value")
 
     def _text(self, where: str) -> str:
         content = self.content

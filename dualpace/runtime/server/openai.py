@@ -266,4 +266,9 @@ class ChatRequest(_Sampled):
 
     def params(self) -> SamplingParams:
         limit = self.max_completion_tokens
+        if limit is not None and limit < 1:
+            raise InvalidParameter(
+                "max_completion_tokens",
+                f"max_completion_tokens={limit} is out of range: use at least 1.",
+            )
         return self.sampling(self.max_tokens if limit is None else limit)

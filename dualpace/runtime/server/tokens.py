@@ -33,8 +33,8 @@ class DetokenizeRequest(Strict):
 def tokenize(tokenizer: Tokenizer, request: TokenizeRequest, max_context: int) -> dict[str, Any]:
     """Raises APIError and what `encode_text` and chat templates raise."""
     if (request.prompt is None) == (request.messages is None):
-        text = "Send one of 'prompt' and 'messages'."
-        raise APIError(400, text, "prompt", "missing_required_parameter")
+        code = "missing_required_parameter" if request.prompt is None else "invalid_value"
+        raise APIError(400, "Send one of 'prompt' and 'messages'.", "prompt", code)
     if request.prompt is not None:
         text, special = request.prompt, True
     else:

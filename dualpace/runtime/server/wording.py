@@ -62,7 +62,8 @@ def of_validation(error: ValidationError) -> APIError:
             same = [e for e in errors if e["loc"][: depth + 1] == location[: depth + 1]]
             return _of_several_types(location[: depth + 1], str(part), same)
     param = path(location)
-    return APIError(400, f"'{param}' {_fault(errors[0])}.", param, "invalid_type")
+    code = "invalid_value" if kind == "literal_error" else "invalid_type"
+    return APIError(400, f"'{param}' {_fault(errors[0])}.", param, code)
 
 
 def _of_several_types(field: Sequence[str | int], name: str, errors: Sequence[Any]) -> APIError:

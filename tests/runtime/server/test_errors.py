@@ -162,6 +162,32 @@ def test_a_bad_message_is_named_to_its_part(server, message, param):
     assert error["param"] == f"messages{param}" and f"'messages{param}'" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "param", "sentence"),
+    [
+        (
+            {"messages": [{"role": "king", "content": "x"}]},
+            "messages[0].role",
+            '\'messages[0].role\' must be "system", "developer", "user" or "assistant", not "king".',
+        ),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type",
+            '\'response_format.type\' must be "text", "json_object" or "json_schema", not "xml".',
+        ),
+        (
+            {"max_tokens": 5, "max_completion_tokens": 0},
+            "max_completion_tokens",
+            "max_completion_tokens=0 is out of range: use at least 1.",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_those_that_are_taken(server, asked, param, sentence):
+    error = refusal(post(server, "chat/completions", {**CHAT, **asked}))
+    assert (error["message"], error["param"]) == (sentence, param)
+    assert error["code"] == "invalid_value"
+
+
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 @pytest.mark.parametrize(("content", "said"), [(None, "null"), ([], "an empty list")])
 def test_a_message_without_text_is_refused_as_such(server, role, content, said):

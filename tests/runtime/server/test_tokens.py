@@ -36,6 +36,14 @@ def test_ids_are_spelled_out_with_special_tokens(server):
 
 
 @pytest.mark.parametrize(
+    ("body", "code"),
+    [({}, "missing_required_parameter"), ({"prompt": "a", "messages": CHAT}, "invalid_value")],
+)
+def test_neither_prompt_nor_messages_are_missing_and_both_are_wrong(server, body, code):
+    assert post(server, "tokenize", **body).json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
     ("route", "body", "param", "said"),
     [
         ("tokenize", {}, "prompt", "Send one of 'prompt' and 'messages'."),
