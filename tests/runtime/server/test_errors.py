@@ -168,7 +168,8 @@ def test_a_bad_message_is_named_to_its_part(server, message, param):
         (
             {"messages": [{"role": "king", "content": "x"}]},
             "messages[0].role",
-            '\'messages[0].role\' must be "system", "developer", "user" or "assistant", not "king".',
+            '\'messages[0].role\' must be "system", "developer", "user" or "assistant", '
+            'not "king".',
         ),
         (
             {"response_format": {"type": "xml"}},
