@@ -111,8 +111,8 @@ class AcceleratorWorker:
         else:
             while self._can_go_on():  # no boundary to check: the whole forward at once
                 self._run_task()
-        for done in self._rounds.take_finished():
-            self._link.send(done)
+                self._report_rounds()
+        self._report_rounds()
         self._report_transfers()  # last: a copy that ends from now on rings the doorbell
 
     def _can_go_on(self) -> bool:
@@ -133,6 +133,12 @@ class AcceleratorWorker:
         outstanding = len(self._batches) + (self._tasks is not None)
         # Another rank than the first may be behind by batches that compute nothing.
         assert outstanding <= MAX_STEPS_IN_FLIGHT or self._link.rank, f"{outstanding} batches"
+
+    def _report_rounds(self) -> None:
+        """Also while the next one is being queued, which may take longer than the round before it
+        runs: the engine schedules the one after that meanwhile."""
+        for done in self._rounds.take_finished():
+            self._link.send(done)
 
     def _report_transfers(self) -> None:
         ended = np.array(self._transfers.take_ended(), np.int64)

@@ -1,6 +1,9 @@
-"""How many stage tasks a turn of the GPU worker runs: one where an assist may come between them."""
+"""How many stage tasks a turn of the GPU worker runs, one where an assist may come between them,
+and when it tells of rounds."""
 
 from typing import Any
+
+import pytest
 
 from dualpace.runtime.messages import GpuBatch
 from dualpace.runtime.worker.accelerator import AcceleratorWorker
@@ -36,7 +39,11 @@ class Played:
             yield []
 
     def take_finished(self) -> list[Any]:
-        return []
+        """The round before ends while the third task of this one is queued."""
+        return ["round"] if self.ran.count("task") == 3 and "told round" not in self.ran else []
+
+    def send(self, message: str) -> None:
+        self.ran.append(f"told {message}")
 
     def take_ended(self) -> list[int]:
         return []
@@ -51,8 +58,16 @@ def turned(played: Played, times: int) -> list[str]:
 
 
 def test_assists_are_looked_for_before_each_task_while_they_are_expected() -> None:
-    assert turned(Played(are_expected=True), TASKS) == ["look", "task"] * TASKS
+    ran = turned(Played(are_expected=True), TASKS)
+    assert [what for what in ran if what != "told round"] == ["look", "task"] * TASKS
 
 
 def test_a_round_runs_whole_while_none_is_expected() -> None:
-    assert turned(Played(are_expected=False), 2) == ["look", *["task"] * TASKS, "look"]
+    ran = turned(Played(are_expected=False), 2)
+    assert [what for what in ran if what != "told round"] == ["look", *["task"] * TASKS, "look"]
+
+
+@pytest.mark.parametrize("are_expected", [False, True])
+def test_a_round_is_told_while_the_next_one_is_queued(are_expected: bool) -> None:
+    ran = turned(Played(are_expected), TASKS)
+    assert ran[: ran.index("told round")].count("task") == 3

@@ -189,8 +189,7 @@ class PairedRounds:
             others=slice(0, len(other)),
         )
         round.start = DeviceEvent(timed=True)
-        pipeline.run()
-        yield []
+        yield from pipeline.run()
         last_tokens = rounds.inputs.views["last_tokens"][: len(arrays["last_tokens"])]
         h = pipeline.h_of(last_tokens)
         rows = round.sampled_rows
@@ -223,7 +222,8 @@ class _Pipeline:
     second: LinearGraphs | None
     others: slice  # rows of sub-batch 1
 
-    def run(self) -> None:
+    def run(self) -> Tasks:
+        """A layer a task."""
         self.first.start()
         for layer in range(self.num_layers):
             rows = self.first.rows(layer)
@@ -239,6 +239,7 @@ class _Pipeline:
                 self._ask(1, layer, self.second.rows, self.others)
             self._bring(0, layer, rows, self.host, attended)
             self.first.after(layer)
+            yield []
         if self.second is not None:
             self._after_second(self.num_layers - 1)
 
