@@ -10,7 +10,7 @@ from omegaconf import MISSING
 from dualpace.cpu.config import ALL_REDUCES
 from dualpace.errors import ConfigError
 from dualpace.graphs.config import BACKENDS, DTYPES, STARTS
-from dualpace.runtime.bench.config import FIGURES
+from dualpace.runtime.bench.config import FIGURES, LoadConfig
 from dualpace.runtime.config import (
     ASSIST_MODES,
     DEVICES,
@@ -23,7 +23,7 @@ from dualpace.runtime.config import (
     ServerConfig,
 )
 from dualpace.runtime.simulate.config import ProfileConfig
-from dualpace.settings.paths import check_output, folder
+from dualpace.settings.paths import check_output, file_name, folder
 from dualpace.settings.schema import BenchConfig, ServeConfig, SimulateConfig, SystemConfig
 
 # Of a simulated machine: what sizes are divided by, and what multiplies all of them.
@@ -118,8 +118,8 @@ def _check_names(config: SystemConfig) -> None:
         )
     if isinstance(config, ServeConfig) and not config.server.host:
         raise ConfigError("server.host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.")
-    if not -(2**63) <= config.model.seed < 2**63:
-        raise ConfigError(f"model.seed={config.model.seed} does not fit into 64 bits: lower it.")
+    if not 0 <= config.model.seed < 2**63:
+        raise ConfigError(f"model.seed={config.model.seed} is no seed: use 0 to {2**63 - 1}.")
 
 
 def _finite(config: SystemConfig) -> None:
@@ -231,7 +231,7 @@ def _check_load(config: BenchConfig) -> None:
         raise ConfigError(
             f"bench.url={load.url} is no address of a server: write it as http://HOST:PORT."
         )
-    for key in ("concurrency", "timeout_s", "ramp_from"):
+    for key in ("concurrency", "timeout_s", "start_timeout_s", "ramp_from"):
         value = getattr(load, key)
         if value is not None and not value > 0:
             raise ConfigError(f"bench.{key}={value} is not above 0: raise it or leave it out.")
@@ -262,5 +262,17 @@ def _check_load(config: BenchConfig) -> None:
     for key in ("records", "server_log"):
         check_output(f"bench.{key}", getattr(load, key))
     folder("bench.out", load.out)
+    file_name("bench.page", load.page)
+    _check_company(load)
     if load.vocab < 2:
         raise ConfigError(f"bench.vocab={load.vocab} is below 2: prompts need ids to choose from.")
+
+
+def _check_company(load: LoadConfig) -> None:
+    """ConfigError for settings that say something about another, which is not set."""
+    needs = {"figures": "out", "page": "out", "resume": "out", "peer_command": "peer"}
+    needs["peer_args"] = "peer"
+    for key, other in needs.items():
+        value = getattr(load, key)
+        if value and getattr(load, other) is None:
+            raise ConfigError(f"bench.{key} has no effect without bench.{other}: set it, too.")

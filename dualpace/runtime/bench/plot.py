@@ -26,7 +26,7 @@ from dualpace.runtime.bench.metrics import sustainable_rate
 from dualpace.runtime.bench.page import write_page
 from dualpace.runtime.bench.results import Result, in_order, load_results
 from dualpace.runtime.bench.sustain import table
-from dualpace.settings.paths import folder
+from dualpace.settings.paths import file_name, folder
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ OFFLOADING = ("dualpace", "neo")
 def plot(config: PlotConfig) -> None:
     """Print the sustainable rates and draw the figures; stdout ends with one JSON object."""
     folder("out", config.out)
+    file_name("page", config.page)
     results = in_order(load_results(config.results), config.profiles)
     files = draw(results, config.figures, Path(config.out), config.timeline_rate)
     print("\n".join(table(results)))

@@ -62,7 +62,7 @@ class DrawFigures(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         out, figures = config.bench.out, list(config.bench.figures)
-        if out is None or not Path(out).is_dir() or not figures:
+        if out is None or not Path(out).is_dir() or not (figures or config.bench.page):
             return
         # matplotlib takes seconds, and no run needs it.
         from dualpace.runtime.bench.page import write_page

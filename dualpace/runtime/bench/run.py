@@ -49,7 +49,7 @@ def bench(config: BenchConfig, command: str = "") -> list[dict[str, Any]]:
     Writes `result` and `bench.records` where they are named, as soon as each is known. Under
     `bench.resume` a point with a result is not measured again; where all have one no server starts.
     Raises ConfigError for settings that cannot work, and for a server that does not start or
-    answer.
+    answers nothing.
     """
     steps = [with_rate(config, rate) for rate in config.bench.rates or [config.workload.rate]]
     requests = [scheduled(step) for step in steps]
@@ -68,6 +68,7 @@ def bench(config: BenchConfig, command: str = "") -> list[dict[str, Any]]:
                 continue
             outcome, served = asyncio.run(drive(step, arrivals, url))
             sent += config.bench.warmup
+            some_answered(outcome, url)
             result = describe(step, arrivals, served, command) | measured(step, outcome)
             result |= served.facts
             result["input_lens"] = [r.prompt_len for r in outcome.records if r.completed]
@@ -106,6 +107,15 @@ def earlier(config: BenchConfig, requests: Sequence[RequestSpec]) -> dict[str, A
         config.workload.seed,
     ]
     return result if same else None
+
+
+def some_answered(outcome: Outcome, url: str) -> None:
+    """ConfigError where nothing was: that is no result to be kept, or shown in a figure."""
+    if not any(record.completed for record in outcome.records):
+        first = outcome.records[0].error or "an answer without tokens"
+        raise ConfigError(
+            f"The server at {url} answered none of {len(outcome.records)} requests: {first}."
+        )
 
 
 def measured(config: BenchConfig, outcome: Outcome) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def check(config: WorkloadConfig) -> None:
         )
     if config.num_requests < 1:
         raise ConfigError(f"workload.num_requests={config.num_requests} must be at least 1.")
+    if config.seed < 0:
+        raise ConfigError(f"workload.seed={config.seed} must be at least 0.")
     if not config.rate > 0:
         raise ConfigError(
             f"workload.rate={config.rate} must be above 0 requests/s (inf sends all at once)."

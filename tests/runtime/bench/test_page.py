@@ -1,9 +1,15 @@
 """The results page: every point, ratios of sustained rates, provenance once."""
 
+import json
+from pathlib import Path
 from typing import Any
+
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 
 from dualpace.runtime.bench.metrics import RequestRecord, summarize
 from dualpace.runtime.bench.page import page
+from dualpace.runtime.bench.report import DrawFigures
 
 
 def result(policy: str, rate: float, latency_s: float) -> dict[str, Any]:
@@ -70,3 +76,10 @@ def test_of_code_the_paper_gives_no_gains() -> None:
     assert "the paper's, over" not in text and "The paper prints no gains for code" in text
     other = page([r | {"workload": "chat"} for r in results], "Live")
     assert "paper" not in other
+
+
+def test_a_sweep_that_asks_for_no_figures_still_gets_its_page(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(result("vllm", 1, 0.5)))
+    bench = {"out": str(tmp_path), "figures": [], "page": "all.md", "title": "Mine"}
+    DrawFigures().on_job_end(OmegaConf.create({"bench": bench}), JobReturn())
+    assert (tmp_path / "all.md").read_text().startswith("# Mine\n")

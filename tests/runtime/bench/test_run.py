@@ -160,6 +160,16 @@ def test_what_cannot_be_measured_is_a_sentence(override: str, sentence: str) -> 
         bench(settings(override))
 
 
+def test_a_load_of_which_nothing_is_answered_is_no_result(
+    fake: Callable[[Behaviour], str], tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    url = fake(Behaviour(status=500))
+    with pytest.raises(ConfigError, match="answered none of 8 requests: 500: "):
+        bench(settings(f"bench.url={url}", "bench.warmup=0", f"result={file}"))
+    assert not file.exists()
+
+
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="closed loop"):
         settings("bench.concurrency=4", "bench.ramp_from=1")
@@ -183,6 +193,12 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ("bench.goodput.ttft=-1", "bench.goodput.ttft=-1 is not above 0 ms: raise it."),
         ("bench.warmup=-1", "bench.warmup=-1 is no number from 0 on: set one, or leave it out."),
         ("bench.client_cores=-1", "bench.client_cores=-1 is no number from 0 on: set one, or"),
+        ("bench.start_timeout_s=nan", "bench.start_timeout_s=nan is not above 0: raise it or"),
+        ("bench.figures=[9]", "bench.figures has no effect without bench.out: set it, too."),
+        ("bench.page=x.md", "bench.page has no effect without bench.out: set it, too."),
+        ("bench.resume=true", "bench.resume has no effect without bench.out: set it, too."),
+        ("bench.peer_args=[a]", "bench.peer_args has no effect without bench.peer: set it, too."),
+        ("bench.page=a/b.md", "bench.page=a/b.md is no name of a file: leave folders out, it"),
     ],
 )
 def test_what_a_load_cannot_use_is_said_before_it(override: str, sentence: str) -> None:

@@ -132,6 +132,7 @@ def test_reshaping_keeps_every_length_at_least_one() -> None:
     [
         ({"rate": 0.0}, "workload.rate"),
         ({"num_requests": 0}, "num_requests"),
+        ({"seed": -1}, "workload.seed=-1 must be at least 0"),
         ({"arrival": "sometimes"}, "arrival"),
         ({"max_tokens": "42"}, "max_tokens"),
         ({"output_mean": 0.5}, "output_mean"),
