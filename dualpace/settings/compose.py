@@ -48,6 +48,10 @@ def check_words(words: Sequence[str], root: str) -> None:
         if word[0:1] == "+" and group in APPENDED and group not in APPENDED_OF.get(root, ()):
             takers = ", ".join(name for name, groups in APPENDED_OF.items() if group in groups)
             raise ConfigError(f"{word}: {root} has no {group}; it is for {takers}.")
+        if word[0:1] == "~":
+            raise ConfigError(
+                f"{word}: no setting can be taken away; give it another value, or leave it as it is."
+            )
     check_choices(words, [Path(conf_dir()), *own_folders(words)])
 
 
@@ -88,8 +92,21 @@ def as_schema(node: DictConfig) -> Any:
         found = re.search(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         if found is None or not found.group(1).endswith("Config"):
             raise
+        key = ".".join(_place(node, *found.groups())) or found.group(2)
         raise ConfigError(
-            f"+{found.group(2)} is no setting of {found.group(1)}: a + adds only hw and experiment."
+            f"{key} is no setting: a + adds only hw and experiment; --help lists all settings."
         ) from error
     except OmegaConfBaseException as error:
         raise ConfigError(sentence(error)) from error
+
+
+def _place(node: DictConfig, schema: str, key: str) -> list[str]:
+    """The names down to `key`, which was added to a part of `node` that is a `schema`; empty if
+    there is none."""
+    if key in node and getattr(OmegaConf.get_type(node), "__name__", "") == schema:
+        return [key]
+    for name in node:
+        part = node._get_node(name)
+        if isinstance(part, DictConfig) and (found := _place(part, schema, key)):
+            return [str(name), *found]
+    return []

@@ -56,8 +56,10 @@ def sentence(error: Exception) -> str:
             problem = str(cause).splitlines()[0].rpartition("interpolation: ")[2]
             return f"{cause.full_key} refers to what is not there: {problem}."
     first = str(error).splitlines()[0]
-    if found := re.search(r"Could not override '(\w+)'. No match in the defaults list", first):
+    if found := re.search(r"Could not override '([^']*)'", first):
         group = found.group(1)
+        if not group:
+            return "A word begins with =: write key=value."
         if group in APPENDED:
             return f"{group} is chosen with a plus in front: +{group}=NAME."
         return f"{group} is no group of this command: --help lists those that are."
