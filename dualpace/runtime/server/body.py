@@ -5,6 +5,8 @@ Knows nothing about what the models mean.
 
 import json
 import re
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,8 +16,10 @@ from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.wording import of_validation, path
 
 Body = TypeVar("Body", bound=BaseModel)
+Place = tuple[str | int, ...]
 
 _LONG_LISTS = ("prompt", "tokens")  # of token ids, in which nobody has to look for texts
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as escapes spell them; UTF-8 has none
 _PYTHONS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -32,10 +36,12 @@ async def read(request: Request, kind: type[Body]) -> Body:
         data = await request.body()
     except ClientDisconnect:  # nobody will read the answer
         raise _unreadable("ended before its announced length.") from None
-    value = _parse(_decode(data))
+    text = _decode(data)
+    value = _parse(text)
     if not isinstance(value, dict):
         raise _unreadable("must be a JSON object.")
-    _check_texts(value)
+    if _SURROGATE.search(text):
+        _check_texts(value)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -91,25 +97,38 @@ def _problem(error: json.JSONDecodeError) -> str:
 
 def _check_texts(body: dict[str, Any]) -> None:
     """JSON can spell half a surrogate pair, which no text, hence no answer, can hold."""
-    found: list[tuple[tuple[str | int, ...], Any]] = [((), body)]
-    while found:
-        where, value = found.pop()
-        if isinstance(value, str) and not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                name = path(where)
-                text = f"'{name}' has half a surrogate pair at character {error.start}, "
-                raise APIError(400, f"{text}which is no text.", name, "invalid_value") from None
-        elif isinstance(value, dict):
-            found += [((*where, key), key) for key in value if not key.isascii()]
-            found += [((*where, key), item) for key, item in value.items()]
-        elif isinstance(value, list) and not _is_ids(where, value):
-            found += [((*where, at), item) for at, item in enumerate(value)]
+    levels: list[tuple[Place, Iterator[tuple[str | int, Any]]]] = [((), _entries(body))]
+    while levels:
+        where, entries = levels.pop()
+        for key, item in entries:
+            if isinstance(item, str):
+                if not item.isascii():
+                    _check_text((*where, key), item)
+            elif isinstance(item, (dict, list)) and not _is_ids((*where, key), item):
+                levels += [(where, entries), ((*where, key), _entries(item))]
+                break
 
 
-def _is_ids(where: tuple[str | int, ...], value: list[Any]) -> bool:
-    return where[0] in _LONG_LISTS and bool(value) and isinstance(value[0], int)
+def _entries(value: dict[str, Any] | list[Any]) -> Iterator[tuple[str | int, Any]]:
+    """Keys are texts, too. Nothing is copied: there may be millions."""
+    if isinstance(value, list):
+        return enumerate(value)
+    return chain(zip(value, value, strict=True), value.items())
+
+
+def _check_text(where: Place, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        name = path(where)
+        what = f"'{name}' has half a surrogate pair at character {error.start}, which is no text."
+        raise APIError(400, what, name, "invalid_value") from None
+
+
+def _is_ids(where: Place, value: dict[str, Any] | list[Any]) -> bool:
+    if isinstance(value, dict) or where[0] not in _LONG_LISTS:
+        return False
+    return bool(value) and isinstance(value[0], int)
 
 
 def _unreadable(problem: str) -> APIError:

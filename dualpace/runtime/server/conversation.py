@@ -4,12 +4,13 @@ Only text can be read; anything else is refused with its place: `messages[2].con
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from dualpace.runtime.sampling_params import InvalidParameter
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.lists import FIRST_FAULT
 from dualpace.runtime.server.wording import shown
 
 _ROLES = ("system", "developer", "user", "assistant")
@@ -22,7 +23,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     name: str | None = None
 
     def for_template(self, where: str) -> dict[str, str]:

@@ -7,13 +7,15 @@ clients send those; anything else would be ignored silently, which is worse than
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
+from dualpace.runtime.logit_rules import MAX_LOGIT_BIAS
 from dualpace.runtime.sampling_params import MAX_LOGPROBS, InvalidParameter, SamplingParams
 from dualpace.runtime.server.conversation import ChatMessage
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.lists import FIRST_FAULT, Texts, TokenIds
 from dualpace.runtime.server.logprobs import LogprobForm
 from dualpace.runtime.server.streams import UsageParts
 from dualpace.runtime.server.structured import (
@@ -118,12 +120,12 @@ class _Sampled(Strict):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: TokenIds | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -131,11 +133,20 @@ class _Sampled(Strict):
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_tokens_as_token_ids: bool | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _is_short(cls, bias: Any) -> Any:
+        """Before its entries are looked at: as of lists, a fault of each would be told."""
+        if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS:
+            text = f"logit_bias has {len(bias)} tokens: use at most {MAX_LOGIT_BIAS}."
+            raise APIError(400, text, "logit_bias", "invalid_value")
+        return bias
 
     def check(self) -> None:
         """Raises APIError for what cannot be done, apart from ranges of sampling parameters."""
@@ -209,7 +220,7 @@ def _token_ids(bias: Mapping[str, float]) -> dict[int, float]:
 class CompletionRequest(_Sampled):
     """POST /v1/completions"""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], FIRST_FAULT]
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -244,7 +255,7 @@ class CompletionRequest(_Sampled):
 class ChatRequest(_Sampled):
     """POST /v1/chat/completions"""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], FIRST_FAULT]
     chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None

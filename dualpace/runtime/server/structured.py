@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dualpace.runtime.sampling_params import InvalidParameter
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.lists import Texts
 from dualpace.runtime.structured import StructuredOutputsParams
 
 
@@ -53,7 +54,7 @@ class StructuredOutputs(_Words):
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = None
     disable_any_whitespace: bool | None = None
 

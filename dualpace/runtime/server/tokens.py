@@ -1,10 +1,11 @@
 """POST /tokenize and /detokenize, as vLLM answers them: ids of a text, and the text of ids."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from dualpace.runtime.generation import Tokenizer, chat_text, encode_text
 from dualpace.runtime.server.conversation import ChatMessage, conversation
 from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.lists import FIRST_FAULT, TokenIds
 from dualpace.runtime.server.openai import Strict
 
 
@@ -13,7 +14,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], FIRST_FAULT] | None = None
     add_special_tokens: bool | None = None  # null: with a prompt; templates write their own
     add_generation_prompt: bool | None = None  # null: true
     chat_template_kwargs: dict[str, Any] | None = None
@@ -27,7 +28,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds
 
 
 def tokenize(tokenizer: Tokenizer, request: TokenizeRequest, max_context: int) -> dict[str, Any]:

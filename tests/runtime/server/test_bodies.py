@@ -5,7 +5,11 @@ import json
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from dualpace.runtime.server.errors import APIError
+from dualpace.runtime.server.openai import ChatRequest, CompletionRequest
+from dualpace.runtime.server.tokens import DetokenizeRequest, TokenizeRequest
 from tests.runtime.server.asking import COMPLETION, refusal
 from tests.servers import PATIENCE_S
 
@@ -59,6 +63,10 @@ def test_a_client_that_goes_before_its_body_is_sent_is_no_fault_of_ours(start_se
     [
         ('{"prompt": "fine H end"}', "prompt"),
         ('{"prompt": ["é", "H"]}', "prompt[1]"),
+        (
+            '{"prompt": "hi", "stop": ["a"], "guided_json": [[1], {}, [{"é": ["H"]}]]}',
+            "guided_json[2][0].é[0]",
+        ),
         ('{"prompt": "hi", "stop": "H"}', "stop"),
         ('{"prompt": "hi", "stop": ["a", "H"]}', "stop[1]"),
         ('{"prompt": "hi", "model": "H"}', "model"),
@@ -80,6 +88,37 @@ def test_half_a_surrogate_pair_is_no_text(server, body, param, half):
     answer = server.http.post(f"/v1/{route}", content=body.replace("H", half), headers=headers)
     error = refusal(answer)
     assert error["param"] == param and "half a surrogate pair" in error["message"]
+
+
+MANY = [None] * 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": MANY}),
+        (CompletionRequest, {"prompt": [MANY] * 1000}),
+        (CompletionRequest, {"prompt": "hi", "stop": MANY}),
+        (CompletionRequest, {"prompt": "hi", "stop_token_ids": MANY}),
+        (CompletionRequest, {"prompt": "hi", "allowed_token_ids": MANY}),
+        (CompletionRequest, {"prompt": "hi", "guided_choice": MANY}),
+        (CompletionRequest, {"prompt": "hi", "structured_outputs": {"choice": MANY}}),
+        (ChatRequest, {"messages": MANY}),
+        (ChatRequest, {"messages": [{"role": "user", "content": MANY}]}),
+        (TokenizeRequest, {"messages": MANY}),
+        (DetokenizeRequest, {"tokens": MANY}),
+    ],
+)
+def test_a_list_is_judged_by_its_first_fault(kind, body):
+    """A body has room for millions; a complaint about each would take all memory."""
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate(body)
+    assert found.value.error_count() <= 4  # one a type that it may be of
+
+
+def test_too_many_biases_are_refused_unseen():
+    with pytest.raises(APIError, match="logit_bias has 1000 tokens: use at most 300"):
+        CompletionRequest.model_validate({"prompt": "hi", "logit_bias": dict(enumerate(MANY))})
 
 
 @pytest.mark.parametrize(
