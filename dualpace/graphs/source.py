@@ -69,7 +69,7 @@ def _random_spec(shape: str) -> ModelSpec:
     if shape in SHAPES:
         return SHAPES[shape]
     path = Path(shape).expanduser()
-    if path.is_dir():
+    if shape and path.is_dir():
         return spec_from_folder(path)
     if path.is_file():
         fields = read_json(path)

@@ -2,6 +2,7 @@
 `resolve`."""
 
 import math
+import os
 import re
 from dataclasses import asdict, fields
 
@@ -118,6 +119,11 @@ def _check_names(config: SystemConfig) -> None:
         )
     if isinstance(config, ServeConfig) and not config.server.host:
         raise ConfigError("server.host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.")
+    logs = config.runtime.round_log, config.runtime.request_log
+    if None not in logs and len({os.path.abspath(log or "") for log in logs}) == 1:
+        raise ConfigError(
+            f"runtime.round_log and runtime.request_log both name {logs[0]}: name two files."
+        )
     if not 0 <= config.model.seed < 2**63:
         raise ConfigError(f"model.seed={config.model.seed} is no seed: use 0 to {2**63 - 1}.")
 

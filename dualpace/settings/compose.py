@@ -50,7 +50,7 @@ def check_words(words: Sequence[str], root: str) -> None:
             raise ConfigError(f"{word}: {root} has no {group}; it is for {takers}.")
         if word[0:1] == "~":
             raise ConfigError(
-                f"{word}: no setting can be taken away; give it another value, or leave it as it is."
+                f"{word}: no setting can be taken away; give it another value, or leave it alone."
             )
     check_choices(words, [Path(conf_dir()), *own_folders(words)])
 

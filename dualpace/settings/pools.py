@@ -36,7 +36,8 @@ def pool_blocks(
     if host_memory < 0:
         raise ConfigError(
             f"model.source={config.model.source} needs {weights / GIB:.1f} GiB a worker in {dtype} "
-            f"and {hardware.memory_bytes / GIB:.1f} GiB of memory are free: choose a smaller model."
+            f"and {hardware.memory_bytes / GIB:.1f} GiB of memory may be used: choose a smaller "
+            f"model{', or raise hw.host_gib' * (config.hw.host_gib is not None)}."
         )
     gpu_memory = host_memory
     gpu_auto = STAND_IN_GPU_BLOCKS * block_bytes

@@ -163,7 +163,9 @@ def test_end_ids_come_from_both_configs(tmp_path: Path) -> None:
     assert resolve_source(str(tmp_path)).spec.eos_token_ids == (2, 7)
 
 
-@pytest.mark.parametrize("source", ["nowhere", "random:nothing", "/nonexistent/model.gguf"])
+@pytest.mark.parametrize(
+    "source", ["nowhere", "random:nothing", "random:", "/nonexistent/model.gguf"]
+)
 def test_a_source_that_is_not_there(source: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"model.source={source}")):
         resolve_source(source)

@@ -151,6 +151,7 @@ def test_backends_are_those_that_are_built() -> None:
         ("model.source=''", "model.source is empty"),
         ("model.seed=99999999999999999999", "is no seed: use 0 to 9223372036854775807"),
         ("model.seed=-1", "is no seed: use 0 to"),
+        ("runtime.round_log=a runtime.request_log=./a", "both name a: name two files"),
         ("model.max_context=1", "model.max_context=1 holds no prompt with its answer"),
         ("policy=neo policy.launch_ms=-1", "policy.launch_ms=-1 is no number from 0 on"),
         ("policy=neo policy.launch_ms=.nan", "policy.launch_ms=nan is no number from 0 on"),

@@ -148,6 +148,10 @@ def test_the_model_has_the_name_of_its_source_unless_told() -> None:
         ("kv.gpu_gib=0.0000001", "holds no KV block"),
         ("model.max_context=9999", "9999 is more than the 2048 tokens that model.source="),
         ("model.source=random:llama-3.1-8b", "needs 29.9 GiB a worker in float32 and 16.0 GiB"),
+        (
+            "model.source=random:llama-3.1-8b hw.host_gib=8",
+            "and 8.0 GiB of memory may be used: choose a smaller model, or raise hw.host_gib.",
+        ),
         ("runtime.round_log=/nowhere/log", "runtime.round_log=/nowhere/log cannot be written"),
         ("compile.cache_dir=/dev/null/x", "compile.cache_dir=/dev/null/x cannot be written"),
         ("compile.cache_dir=''", "compile.cache_dir is empty"),

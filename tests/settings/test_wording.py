@@ -56,7 +56,7 @@ from dualpace.settings.wording import unknown_option
         ("model@paint=smollm2", "model@paint is no group of this command: --help lists those that"),
         (
             "~gpu.tp",
-            "~gpu.tp: no setting can be taken away; give it another value, or leave it as it is.",
+            "~gpu.tp: no setting can be taken away; give it another value, or leave it alone.",
         ),
         ("+hw=cpu +hw=h200", "hw is chosen twice, as cpu and as h200: keep one of them."),
         ("policy=neo policy=paper", "policy is chosen twice, as neo and as paper: keep one of "),
