@@ -61,13 +61,11 @@ class StructuredOutputsParams:
             names = f"{', '.join(_WAYS[:-1])} and {_WAYS[-1]}"
             raise MalformedStructure(f"{self.asked_as} takes exactly one of {names}{found}.")
         place = self.asked_as if given[0] in self.asked_as else f"{self.asked_as}.{given[0]}"
-        kind, text = self._kind_and_text()
+        kind, text = self._kind_and_text(place)
         if not text or (kind == "grammar" and text.isspace()):
             remedy = "say what the answer may be, or leave it out."
             raise MalformedStructure(f"{place} is empty: {remedy}")
-        if len(text) > MAX_CHARS:
-            size = f"{len(text):,} characters: use at most {MAX_CHARS:,}."
-            raise MalformedStructure(f"{place} has {size}")
+        _check_size(place, len(text))
         return Structure(kind, text, self.asked_as)
 
     def _check_types(self) -> None:
@@ -79,29 +77,36 @@ class StructuredOutputsParams:
         if isinstance(choice, str) or not all(isinstance(text, str) for text in choice):
             raise MalformedStructure(f"{self.asked_as}.choice must be a list of strings.")
 
-    def _kind_and_text(self) -> tuple[str, str]:
+    def _kind_and_text(self, place: str) -> tuple[str, str]:
+        """What is too long is refused before it is looked at, which takes seconds a megabyte."""
         if self.regex is not None:
+            _check_size(place, len(self.regex))
             try:
                 return "regex", plain_regex(self.regex)
             except UnsupportedRegex as error:
                 where = "the regular expression"
                 raise MalformedStructure(f"{self.asked_as}: in {where} {error}.") from None
         if self.choice is not None:
+            _check_size(place, sum(map(len, self.choice)) + len(self.choice))
             return "grammar", _one_of(self.choice)
         if self.grammar is not None:
             return "grammar", self.grammar
         on_one_line = self.disable_any_whitespace
         if on_one_line is None:
             on_one_line = not self.json_object
-        text = _ANY_OBJECT if self.json_object else self._schema()
+        text = _ANY_OBJECT if self.json_object else self._schema(place)
         return "compact" if on_one_line else "json", text
 
-    def _schema(self) -> str:
+    def _schema(self, place: str) -> str:
         try:
             schema = json.loads(self.json if isinstance(self.json, str) else json.dumps(self.json))
-            json.dumps(schema, ensure_ascii=False).encode()
+            text = json.dumps(schema, ensure_ascii=False)
+            text.encode()
+            _check_size(place, len(text))
             check_schema(schema)
             return json.dumps(schema)  # the order of properties is that of the answer
+        except MalformedStructure:
+            raise
         except UnsupportedSchema as error:
             raise MalformedStructure(f"{self.asked_as}: in the schema {error}.") from None
         except RecursionError:
@@ -112,6 +117,12 @@ class StructuredOutputsParams:
             raise MalformedStructure(f"{self.asked_as}: {text}") from None
         except (ValueError, TypeError) as error:
             raise MalformedStructure(f"{self.asked_as}: the schema is no JSON: {error}.") from None
+
+
+def _check_size(place: str, num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
+        size = f"{num_chars:,} characters: use at most {MAX_CHARS:,}."
+        raise MalformedStructure(f"{place} has {size}")
 
 
 def _one_of(texts: Sequence[str]) -> str:

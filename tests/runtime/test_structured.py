@@ -90,6 +90,9 @@ def test_it_goes_with_the_rules_to_the_engine() -> None:
         ({"choice": ["yes", 1]}, "structured_outputs.choice must be a list of strings."),
         ({"json": {"not": {}}}, "in the schema 'not' cannot be enforced at $."),
         ({"regex": "a" * (MAX_CHARS + 1)}, "has 100,001 characters: use at most 100,000."),
+        ({"regex": r"\A" + "a" * MAX_CHARS}, "has 100,002 characters: use at most 100,000."),
+        ({"json": {"not": {}, "title": "a" * MAX_CHARS}}, "has 100,024 characters: use at most"),
+        ({"choice": ["a"] * MAX_CHARS}, "has 200,000 characters: use at most 100,000."),
     ],
 )
 def test_what_is_no_form_is_refused(asked: dict[str, Any], sentence: str) -> None:

@@ -6,7 +6,7 @@ clients send those; anything else would be ignored silently, which is worse than
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -28,6 +28,7 @@ from dualpace.runtime.server.wording import shown
 MAX_CHOICES = 128  # answers to one prompt
 MAX_ANSWERS = 1024  # of one request
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_LONGEST_NAME = 100  # that may be a known one, misspelled
 _GUIDED = ("json", "regex", "choice", "grammar")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -83,6 +84,11 @@ def _unsupported(param: str, value: Any) -> APIError:
     return APIError(400, text, param, "unsupported_parameter")
 
 
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """The one that was meant, if any; a name of megabytes would take seconds to compare."""
+    return difflib.get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
+
+
 class Strict(BaseModel):
     """A body, or an object in one."""
 
@@ -94,7 +100,7 @@ class Strict(BaseModel):
             if value is None or name in _LABELS:
                 continue
             if name not in _NEUTRAL:
-                near = difflib.get_close_matches(name, type(self).model_fields, 1)
+                near = _near(name, type(self).model_fields)
                 hint = f": did you mean '{near[0]}'?" if near else "."
                 text = f"Unknown parameter '{name}'{hint}"
                 raise APIError(400, text, name, "unknown_parameter")

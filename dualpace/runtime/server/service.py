@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 # Shorter texts are tokenized on the event loop: they take less than handing them to a thread.
 _INLINE_CHARS = 2000
+_FRAME_CHARS = 20  # what a template writes around a message, which may be empty
 
 
 class Service:
@@ -122,7 +123,7 @@ class Service:
         request.check()
         params = request.params()
         messages = conversation(request.messages)
-        size = sum(len(message["content"]) for message in messages)
+        size = sum(len(message["content"]) + _FRAME_CHARS for message in messages)
         variables, limit = request.chat_template_kwargs, self._max_context
         prompt = await _off_loop(size, encode_chat, tokenizer, messages, limit, variables)
         form = request.logprob_form

@@ -21,9 +21,9 @@ class TokenizeRequest(Strict):
 
     @property
     def size(self) -> int:
-        """Characters, roughly."""
+        """Characters, roughly; a template writes some around each message."""
         contents = [message.content for message in self.messages or ()]
-        return len(self.prompt or "") + sum(len(str(content)) for content in contents)
+        return len(self.prompt or "") + sum(len(str(content)) + 20 for content in contents)
 
 
 class DetokenizeRequest(Strict):
