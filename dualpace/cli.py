@@ -51,6 +51,9 @@ def command(name: str, body: Callable[[Any], None]) -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         _end_without_reader()
+    except KeyboardInterrupt:  # while settings are composed; nobody logs yet
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def _end_without_reader() -> NoReturn:

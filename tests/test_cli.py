@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dualpace import cli
 from dualpace.version import version
 from tests.servers import PATIENCE_S
 
@@ -176,3 +177,17 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     assert "plan model: source=random:tiny" in errors
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_settings_are_composed_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # it is set there for good
+    monkeypatch.setattr(cli, "check_words", interrupt)
+    monkeypatch.setattr(sys, "argv", ["serve.py"])
+    with pytest.raises(SystemExit) as caught:
+        cli.serve()
+    assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"

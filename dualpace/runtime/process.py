@@ -21,24 +21,30 @@ PEER_LOST = 3  # exit status of a process that only follows another's end
 
 _LENGTH = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def start_process(
     module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Runs `python -m module --lifeline FD --parent PID *arguments`, which inherits `fds`.
+    """Runs `python -m module --lifeline FD --parent PID *arguments`, which inherits `fds`. Ctrl-C
+    reaches it once it calls `become_child`, not while it imports.
 
     Call it from the main thread: the kernel ties PDEATHSIG to the thread that forks.
     """
     ours, theirs = socket.socketpair()
     link = ["--lifeline", str(theirs.fileno()), "--parent", str(os.getpid())]
     command = [sys.executable, "-m", module, *link, *arguments]
-    process = subprocess.Popen(
-        command,
-        pass_fds=[theirs.fileno(), *fds],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # inherited
+    try:
+        process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno(), *fds],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return process, ours
 
@@ -51,8 +57,9 @@ def become_child(parent_pid: int, ignore_signals: bool) -> None:
     if os.getppid() != parent_pid:  # it died before the request
         os._exit(1)
     if ignore_signals:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
 def is_stopped(pid: int) -> bool:

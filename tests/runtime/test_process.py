@@ -17,13 +17,15 @@ from dualpace.runtime.shared_memory import SharedRegion
 from tests.servers import PATIENCE_S
 
 CHILD = """
-import argparse, os, socket, sys
+import argparse, os, signal, socket, sys
 from dualpace.runtime.process import become_child, receive, send
 from dualpace.runtime.messages import Phase
 parser = argparse.ArgumentParser()
 parser.add_argument("--lifeline", type=int)
 parser.add_argument("--parent", type=int)
 arguments = parser.parse_args()
+for number in (signal.SIGINT, signal.SIGTERM):  # while it still imports
+    os.kill(os.getpid(), number)
 become_child(arguments.parent, ignore_signals=True)
 sock = socket.socket(fileno=arguments.lifeline)
 try:
