@@ -28,7 +28,8 @@ def _strftime_now(layout: str) -> str:
 
 
 class ChatTemplate:
-    """One compiled template; `tokens` are names such as bos_token that templates mention."""
+    """One compiled template; `tokens` are names such as bos_token that templates mention. ChatError
+    for a text that is no template."""
 
     def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -36,7 +37,13 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, **tokens}
-        self._template = environment.from_string(text)
+        try:
+            self._template = environment.from_string(text)
+        except jinja2.TemplateError as error:
+            raise ChatError(
+                f"the model's chat template cannot be read ({error}): use completions with a plain "
+                f"prompt"
+            ) from error
 
     def render(
         self,
@@ -55,5 +62,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except ChatError:
+            raise
+        except Exception as error:  # a template is the model's own program
             raise ChatError(f"the model's chat template refused the messages: {error}") from error

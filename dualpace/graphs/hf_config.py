@@ -38,7 +38,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
             )
     hidden, heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
     scaling, theta = _rope(config)
-    context = int(config.get("max_position_embeddings", 2048))
+    context, vocab = _context(config), _need(config, "vocab_size")
     if scaling.kind == "dynamic":
         context = int(context * scaling.factor)
     _refuse_sliding_window(config, context)
@@ -47,18 +47,21 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         hidden=hidden,
         num_layers=_need(config, "num_hidden_layers"),
         num_q_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
+        num_kv_heads=_need(config, "num_key_value_heads", heads),
+        head_dim=_need(config, "head_dim", hidden // heads),
         intermediate=_need(config, "intermediate_size"),
-        vocab=_need(config, "vocab_size"),
+        vocab=vocab,
         max_context=context,
-        rms_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_eps=_number(config, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
-        eos_token_ids=tuple(dict.fromkeys(_ids(config.get("eos_token_id")))),
+        # One beyond the vocabulary can never come.
+        eos_token_ids=tuple(
+            token for token in dict.fromkeys(_ids(config.get("eos_token_id"))) if token < vocab
+        ),
     )
 
 
@@ -73,42 +76,72 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _need(config: Mapping[str, Any], key: str) -> int:
-    if not isinstance(config.get(key), int):
-        raise ConfigError(f"config.json has no integer {key}, which every supported model states")
-    return int(config[key])
+def _need(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or value < 1:
+        said = f"no {key}" if value is None else f"{key}={value!r}"
+        raise ConfigError(
+            f"config.json has {said}, and supported models state a whole number from 1 on; fetch "
+            f"the model again"
+        )
+    return value
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
+def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int | float):
+        said = f"no {key}" if value is None else f"{key}={value!r}"
+        raise ConfigError(f"config.json has {said}, where a number belongs; fetch the model again")
+    return float(value)
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    return _need(config, "max_position_embeddings", 2048)
+
+
+def _ids(value: Any) -> list[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token in ids:
+        if not isinstance(token, int) or token < 0:
+            raise ConfigError(
+                f"eos_token_id={value!r} in the model's folder holds {token!r}, which is no token "
+                f"id; fetch the model again"
+            )
+    return ids
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[RopeScaling, float]:
     """(scaling, theta): `rope_parameters`, or the older `rope_scaling` and `rope_theta`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    if not isinstance(rope, dict):
+        raise ConfigError(f"config.json has {rope!r} for RoPE, where an object belongs")
+    theta = _number(rope, "rope_theta", _number(config, "rope_theta", 10_000.0))
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    context = int(config.get("max_position_embeddings", 2048))
-    if float(rope.get("partial_rotary_factor") or 1.0) != 1.0:
+    context = _context(config)
+    if _number(rope, "partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError("RoPE with partial_rotary_factor is not supported")
     if kind == "default":
         return RopeScaling(), theta
     if kind == "linear":
-        return RopeScaling(kind=kind, factor=float(rope["factor"])), theta
+        return RopeScaling(kind=kind, factor=_number(rope, "factor")), theta
     if kind == "dynamic":
         return (
-            RopeScaling(kind=kind, factor=float(rope["factor"]), original_max_position=context),
+            RopeScaling(kind=kind, factor=_number(rope, "factor"), original_max_position=context),
             theta,
         )
     if kind == "llama3":
-        original = rope.get("original_max_position_embeddings") or context
+        original = _need(rope, "original_max_position_embeddings", context)
         return (
             RopeScaling(
                 kind=kind,
-                factor=float(rope["factor"]),
-                low_freq_factor=float(rope["low_freq_factor"]),
-                high_freq_factor=float(rope["high_freq_factor"]),
-                original_max_position=int(original),
+                factor=_number(rope, "factor"),
+                low_freq_factor=_number(rope, "low_freq_factor"),
+                high_freq_factor=_number(rope, "high_freq_factor"),
+                original_max_position=original,
             ),
             theta,
         )
@@ -122,9 +155,9 @@ def _refuse_sliding_window(config: Mapping[str, Any], context: int) -> None:
     used = config.get("use_sliding_window", window is not None)
     if "layer_types" in config and config["layer_types"] is not None:
         used = any(kind != "full_attention" for kind in config["layer_types"])
-    elif config.get("max_window_layers", 0) >= config["num_hidden_layers"]:
+    elif _number(config, "max_window_layers", 0) >= config["num_hidden_layers"]:
         used = False  # Qwen: only the layers from this one on slide
-    if used and (window is None or window < context):
+    if used and (not isinstance(window, int) or window < context):
         raise ConfigError(
             f"sliding-window attention (sliding_window={window}, context {context}) is not "
             "supported; choose a model with full attention"

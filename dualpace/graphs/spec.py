@@ -8,8 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
+
+from dualpace.errors import ConfigError
+
+# What is counted, by the words that people know it by.
+_SIZES = {
+    "hidden": "hidden size",
+    "num_layers": "number of layers",
+    "num_q_heads": "number of query heads",
+    "num_kv_heads": "number of KV heads",
+    "head_dim": "head size",
+    "intermediate": "intermediate size",
+    "vocab": "vocabulary",
+    "max_context": "context",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +45,8 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A Llama-like decoder: pre-norm, GQA, RoPE, gated SiLU MLP."""
+    """A Llama-like decoder: pre-norm, GQA, RoPE, gated SiLU MLP. ConfigError for sizes that no
+    model has: they come from files."""
 
     architecture: str  # the Hugging Face name, a key of models.MODELS
     hidden: int
@@ -48,6 +64,20 @@ class ModelSpec:
     qkv_bias: bool = False
     qk_norm: bool = False  # RMSNorm of every query and key head before RoPE
     eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, words in _SIZES.items():
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise _wrong(words, size, "a whole number from 1 on")
+        if self.num_q_heads % self.num_kv_heads:
+            what = f"a divisor of its {self.num_q_heads} query heads"
+            raise _wrong(_SIZES["num_kv_heads"], self.num_kv_heads, what)
+        if self.head_dim % 2:
+            raise _wrong(_SIZES["head_dim"], self.head_dim, "even, as rotary positions turn pairs")
+        for words, value in (("rms_eps", self.rms_eps), ("rope_theta", self.rope_theta)):
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise _wrong(words, value, "a number above 0")
 
     @property
     def q_size(self) -> int:
@@ -76,7 +106,20 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ModelSpec:
         """Inverse of `dataclasses.asdict`, lists in place of tuples allowed."""
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        for name in fields.keys() - known.keys():
+            raise ConfigError(f"a shape has no {name}: it has {', '.join(known)}")
+        for name, field in known.items():
+            if name not in fields and field.default is dataclasses.MISSING:
+                raise ConfigError(f"the shape has no {name}, which every model has")
         scaling = dict(fields.get("rope_scaling", {}))
         scaling["factors"] = tuple(scaling.get("factors", ()))
         eos = tuple(fields.get("eos_token_ids", ()))
         return cls(**{**fields, "rope_scaling": RopeScaling(**scaling), "eos_token_ids": eos})
+
+
+def _wrong(words: str, value: object, rule: str) -> ConfigError:
+    return ConfigError(
+        f"the model's {words} is {value!r} and must be {rule}: its files are damaged, or of "
+        f"another kind; fetch it again"
+    )

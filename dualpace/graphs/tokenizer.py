@@ -134,7 +134,10 @@ def _backend_from_folder(folder: Path) -> tuple[tokenizers.Tokenizer, SpecialTok
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json; save its tokenizer in the fast format")
-    backend = tokenizers.Tokenizer.from_file(str(path))
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{path} is no tokenizer ({error}); fetch the model again") from error
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
     names = {
@@ -148,12 +151,18 @@ def _backend_from_folder(folder: Path) -> tuple[tokenizers.Tokenizer, SpecialTok
 
 def _folder_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template: str | list[dict[str, str]] | None = config.get("chat_template")
-    if isinstance(template, list):  # several by name
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        path = folder / "tokenizer_config.json"
+        template: Any = config.get("chat_template")
+        if isinstance(template, list):  # several by name
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if template is None or isinstance(template, str):
+            return template
+    except (UnicodeDecodeError, KeyError, TypeError):
+        pass
+    raise ConfigError(f"{path} has a chat template that is no text; fetch the model again")
 
 
 def _decoder_kind(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:

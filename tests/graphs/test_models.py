@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 from dualpace.errors import ConfigError
 from dualpace.graphs.hf_config import spec_from_config
+from dualpace.graphs.shapes import SHAPES
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.spec import ModelSpec
 from tests.graphs.reference import (
@@ -137,7 +138,19 @@ REFUSED = {
     "quantization_config": {"quantization_config": {"bits": 4}},
     "RoPE scaling yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
     "RoPE scaling longrope": {"rope_scaling": {"type": "longrope"}, "rope_parameters": None},
-    "no integer hidden_size": {"hidden_size": None},
+    "has no hidden_size, and": {"hidden_size": None},
+    "has hidden_size='64', and": {"hidden_size": "64"},
+    "has num_attention_heads=0, and": {"num_attention_heads": 0},
+    "has max_position_embeddings=0, and": {"max_position_embeddings": 0},
+    "number of KV heads is 3 and must be a divisor of its 4 query heads": {
+        "num_key_value_heads": 3
+    },
+    "head size is 15 and must be even": {"head_dim": 15},
+    "has rms_norm_eps='tiny', where a number belongs": {"rms_norm_eps": "tiny"},
+    "rms_eps is 0.0 and must be a number above 0": {"rms_norm_eps": 0},
+    "has no factor, where a number belongs": {"rope_parameters": {"rope_type": "linear"}},
+    "for RoPE, where an object belongs": {"rope_parameters": [1]},
+    "holds 'end', which is no token id": {"eos_token_id": [2, "end"]},
 }
 
 
@@ -154,6 +167,26 @@ def test_options_that_are_not_in_use_are_accepted() -> None:
     assert spec_from_config(qwen).qkv_bias
     wide = base | {"architectures": ["MistralForCausalLM"], "sliding_window": 256}
     assert spec_from_config(wide).max_context == 256
+
+
+def test_a_shape_of_ones_own_is_refused_by_what_it_lacks_or_has_too_much(tmp_path: Path) -> None:
+    file, shape = tmp_path / "shape.json", json.loads(SHAPES["tiny"].to_json())
+    for change, words in (
+        ({"colour": 1}, "a shape has no colour: it has architecture, hidden"),
+        ({"num_layers": 0}, "number of layers is 0 and must be a whole number from 1 on"),
+    ):
+        file.write_text(json.dumps(shape | change))
+        with pytest.raises(ConfigError, match=words):
+            resolve_source(f"random:{file}")
+    del shape["vocab"]
+    file.write_text(json.dumps(shape))
+    with pytest.raises(ConfigError, match="the shape has no vocab, which every model has"):
+        resolve_source(f"random:{file}")
+
+
+def test_an_end_id_beyond_the_vocabulary_ends_nothing() -> None:
+    base = {"architectures": ["LlamaForCausalLM"], **SIZES}
+    assert spec_from_config(base | {"eos_token_id": [2, 99_999]}).eos_token_ids == (2,)
 
 
 def test_end_ids_come_from_both_configs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,28 @@ def test_chat_template_of_a_folder(tmp_path: Path) -> None:
     assert load_tokenizer(resolve_source(str(tmp_path))).chat([]) == "newer"
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("tokenizer.json", b"{", "tokenizer.json is no tokenizer (EOF while parsing"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja has a chat template that is no text"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": [{}]}',
+            "has a chat template that is no text",
+        ),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "a chat template that is no text"),
+    ],
+)
+def test_a_damaged_file_of_a_tokenizer_is_named(
+    file: str, text: bytes, sentence: str, tmp_path: Path
+) -> None:
+    save_folder(tmp_path, sentencepiece_like())
+    (tmp_path / file).write_bytes(text)
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        load_tokenizer(resolve_source(str(tmp_path)))
+
+
 def test_templates_get_what_they_expect() -> None:
     template = ChatTemplate(
         "{%- for m in messages %}\n    {%- if m.role == 'tool' %}{% continue %}{% endif %}\n"
@@ -189,6 +212,8 @@ def test_templates_get_what_they_expect() -> None:
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ messages[0].nothing.more }}",
+        "{{ 1 / (messages | length - 1) }}",
+        "{% if %}",
     ],
 )
 def test_templates_cannot_escape_and_refuse_in_a_sentence(text: str) -> None:
