@@ -34,10 +34,13 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with open(path, "rb") as file:
-            if file.read(4) != b"GGUF":
-                raise ConfigError(f"{path} is not a GGUF file; give a .gguf model")
-            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with open(path, "rb") as file:
+                if file.read(4) != b"GGUF":
+                    raise ConfigError(f"{path} is not a GGUF file; give a .gguf model")
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read ({error.strerror}): let this user") from error
         try:
             self._read_header()
         except (struct.error, KeyError, UnicodeDecodeError) as error:

@@ -25,6 +25,13 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
             raise ConfigError(f"{file.path} has no {arch}.{key}; it is not a complete model")
         return value
 
+    if (parts := meta.get("split.count", 1)) > 1:
+        raise ConfigError(
+            f"{file.path} is one of {parts} parts of a model: join them first, as with "
+            f"llama-gguf-split --merge"
+        )
+    if "token_embd.weight" not in file.tensors:
+        raise ConfigError(f"{file.path} has no token_embd.weight; it is not a complete model")
     heads, hidden = get("attention.head_count"), get("embedding_length")
     head_dim = get("attention.key_length", hidden // heads)
     _refuse_options(arch, meta, head_dim)

@@ -69,6 +69,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ConfigError when it is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): let this user") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}); fetch the model again") from error
     if not isinstance(value, dict):

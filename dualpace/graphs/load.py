@@ -88,7 +88,10 @@ class SafetensorsFolder:
         self._folder = folder
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            shards = sorted(set(read_json(index)["weight_map"].values()))
+            shard_of = read_json(index).get("weight_map")
+            if not isinstance(shard_of, dict):
+                raise ConfigError(f"{index} has no weight_map; fetch the model again")
+            shards = sorted(set(shard_of.values()))
         else:
             shards = ["model.safetensors"]
         self._file_of = {name: file for file in map(self._open, shards) for name in file.keys()}  # noqa: SIM118
@@ -99,6 +102,8 @@ class SafetensorsFolder:
             raise ConfigError(f"{path} is missing; fetch the model again, in safetensors format")
         try:
             return safe_open(path, framework="pt")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read ({error.strerror}): let this user") from error
         except SafetensorError as error:
             raise ConfigError(f"{path} is damaged ({error}); fetch it again") from error
 

@@ -109,6 +109,7 @@ def test_rope_factors_stand_for_llama3_scaling(tmp_path: Path) -> None:
         ({"llama.rope.scaling.type": "yarn"}, "RoPE scaling yarn"),
         ({"llama.attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
         ({"llama.expert_count": 8.0}, "mixture of experts"),
+        ({"split.count": 3.0}, "is one of 3.* parts of a model: join them first"),
     ],
 )
 def test_unsupported_files_are_refused(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -126,6 +127,9 @@ def test_other_architectures_and_damaged_files_are_refused(tmp_path: Path) -> No
         resolve_source(str(path))
     write_gguf(path, model, "llama")
     data = path.read_bytes()
+    path.write_bytes(data.replace(b"token_embd.weight", b"other_embd.weight"))
+    with pytest.raises(ConfigError, match=r"has no token_embd\.weight; it is not a complete"):
+        resolve_source(str(path))
     for cut in (100, len(data) - 5000):
         path.write_bytes(data[:cut])
         with pytest.raises(ConfigError, match="cut short"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -111,6 +113,23 @@ def test_missing_and_damaged_shards_are_one_sentence(tmp_path: Path) -> None:
         load_stages(str(tmp_path))
     shards[1].unlink()
     with pytest.raises(ConfigError, match=re.escape(f"{shards[1]} is missing")):
+        load_stages(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_may_not_be_read_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path, CONFIGS["llama"])
+
+    def refuse(path: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    where = ("dualpace.graphs.load.safe_open", "pathlib.Path.read_text")[name == "config.json"]
+    monkeypatch.setattr(where, refuse)
+    with pytest.raises(
+        ConfigError, match=rf"{name} cannot be read \(Permission denied\): let this"
+    ):
         load_stages(str(tmp_path))
 
 
