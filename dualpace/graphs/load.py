@@ -101,6 +101,7 @@ class SafetensorsFolder:
         if not path.is_file():
             raise ConfigError(f"{path} is missing; fetch the model again, in safetensors format")
         try:
+            path.open("rb").close()  # the library calls missing what it may not read
             return safe_open(path, framework="pt")
         except OSError as error:
             raise ConfigError(f"{path} cannot be read ({error.strerror}): let this user") from error

@@ -125,7 +125,7 @@ def test_a_file_that_may_not_be_read_is_one_sentence(
     def refuse(path: Path, *_: Any, **__: Any) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    where = ("dualpace.graphs.load.safe_open", "pathlib.Path.read_text")[name == "config.json"]
+    where = ("pathlib.Path.open", "pathlib.Path.read_text")[name == "config.json"]
     monkeypatch.setattr(where, refuse)
     with pytest.raises(
         ConfigError, match=rf"{name} cannot be read \(Permission denied\): let this"
