@@ -122,11 +122,14 @@ def test_a_file_that_may_not_be_read_is_one_sentence(
 ) -> None:
     save_tiny(tmp_path, CONFIGS["llama"])
 
-    def refuse(path: Path, *_: Any, **__: Any) -> Any:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    opened = Path.open
 
-    where = ("pathlib.Path.open", "pathlib.Path.read_text")[name == "config.json"]
-    monkeypatch.setattr(where, refuse)
+    def refuse(path: Path, *how: Any, **more: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(
         ConfigError, match=rf"{name} cannot be read \(Permission denied\): let this"
     ):
