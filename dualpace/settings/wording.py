@@ -96,8 +96,10 @@ def _unknown_choice(error: MissingConfigException) -> str:
 
 
 def unknown_option(root: str, option: str, words: Sequence[str]) -> str:
-    """What to write instead of `option`, a word of the command line `words` that begins with a dash
-    and that the command conf/ROOT.yaml does not have."""
+    """What to write instead of `option`, a word of the command line `words` that the command
+    conf/ROOT.yaml does not have, or not there."""
+    if option[0:1] != "-":
+        return f"{option} follows an option that follows a setting: write options before settings."
     flag, _, value = option.partition("=")
     after = words[words.index(option) + 1 :] if option in words else ()
     if not value:

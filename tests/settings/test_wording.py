@@ -130,6 +130,13 @@ def test_an_option_that_is_none_names_the_setting(words: str, advice: str) -> No
     assert text == f"{option.partition('=')[0]} is no option: {advice}"
 
 
+def test_a_setting_behind_an_option_behind_a_setting_is_no_option() -> None:
+    text = unknown_option("serve", "policy=neo,paper", "gpu.tp=1 -m policy=neo,paper".split())
+    assert text == (
+        "policy=neo,paper follows an option that follows a setting: write options before settings."
+    )
+
+
 def leaves(schema: type) -> Iterator[tuple[type, str]]:
     """(schema, name) of each setting that is no group."""
     for name, meaning in meanings(schema).items():
