@@ -131,7 +131,7 @@ def test_an_option_that_is_none_names_the_setting(words: str, advice: str) -> No
 
 
 def test_a_setting_behind_an_option_behind_a_setting_is_no_option() -> None:
-    text = unknown_option("serve", "policy=neo,paper", "gpu.tp=1 -m policy=neo,paper".split())
+    text = unknown_option("serve", "policy=neo,paper", ["gpu.tp=1", "-m", "policy=neo,paper"])
     assert text == (
         "policy=neo,paper follows an option that follows a setting: write options before settings."
     )
