@@ -27,6 +27,11 @@ from dualpace.runtime.simulate.config import ProfileConfig
 from dualpace.settings.paths import check_output, file_name, folder
 from dualpace.settings.schema import BenchConfig, ServeConfig, SimulateConfig, SystemConfig
 
+# Groups and settings about machines and models that are there.
+_NOT_SIMULATED = (
+    *("hw", "model", "compile", "gpu.device", "gpu.threads", "gpu.tp", "cpu.threads"),
+    *("cpu.all_reduce", "kv.check_moves", "runtime.worker_module"),
+)
 # Of a simulated machine: what sizes are divided by, and what multiplies all of them.
 _DIVISORS = ("gb_s", "efficiency", "tflops", "tp", "beside_stretch")
 
@@ -62,29 +67,32 @@ def check(config: SystemConfig) -> None:
         _check_server(config.server)
     if isinstance(config, BenchConfig):
         _check_load(config)
-    if isinstance(config, SimulateConfig) and config.hw.name != "auto":
-        raise ConfigError(
-            f"hw.name={config.hw.name} has no effect on a simulation: choose its machine and model "
-            f"with simulated=NAME."
-        )
-    if isinstance(config, SimulateConfig) and config.window is not None:
-        window = config.window
-        if len(window) != 2 or not 0 <= window[0] < window[1]:
-            raise ConfigError(
-                f"window={window} is no time from and to: write it in seconds, as window=[8,25]."
-            )
     if isinstance(config, SimulateConfig):
-        _check_simulated(config.simulated)
-    if isinstance(config, SimulateConfig) and config.gpu.tp != 1:
-        raise ConfigError(
-            f"gpu.tp={config.gpu.tp} has no effect on a simulation, whose machine has "
-            f"simulated.gpu.tp={config.simulated.gpu.tp}: choose another with simulated=NAME."
-        )
+        _check_simulation(config)
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key}={value} is unknown: choose one of {', '.join(allowed)}.")
+
+
+def _check_simulation(config: SimulateConfig) -> None:
+    for place in _NOT_SIMULATED:
+        group, _, name = place.partition(".")
+        part = getattr(config, group)
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if name in ("", field.name) and value != field.default:
+                raise ConfigError(
+                    f"{group}.{field.name}={value} has no effect on a simulation: choose its "
+                    f"machine and model with simulated=NAME."
+                )
+    window = config.window
+    if window is not None and (len(window) != 2 or not 0 <= window[0] < window[1]):
+        raise ConfigError(
+            f"window={window} is no time from and to: write it in seconds, as window=[8,25]."
+        )
+    _check_simulated(config.simulated)
 
 
 def _check_simulated(machine: ProfileConfig) -> None:

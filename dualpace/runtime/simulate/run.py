@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpace.cpu.config import MAX_BATCH_SIZE
+from dualpace.errors import ConfigError
 from dualpace.runtime.bench.metrics import summarize, window_rates
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
 from dualpace.runtime.config import TOKEN_LIMIT, NeoPolicyConfig
@@ -32,6 +33,7 @@ from dualpace.settings.paths import log_file
 from dualpace.settings.schema import SimulateConfig
 
 TIMELINE_POINTS = 2000
+MAX_BLOCKS = 10_000_000  # of a pool: 160 million tokens
 NEO_LAUNCH_MS = 0.8  # in each of its predicted CPU attentions
 
 
@@ -51,6 +53,8 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
         started = time.process_time()
         records = run.run()
         simulator_s = time.process_time() - started
+    if not any(record.completed for record in records):
+        raise ConfigError(f"None of {len(records)} requests can be served: {records[0].error}.")
     result = describe(config, state, requests, limits)
     result["assist_mode"] = "stream" if cost.beside else "boundary"
     result |= summarize(records)
@@ -84,8 +88,9 @@ def make_state(config: SimulateConfig, cost: CostModel) -> State:
     """The scheduler as the live engine would build it, with the profile's pools by default."""
     gpu, limits = config.gpu, config.simulated.limits
     soft_tokens = gpu.token_limit or TOKEN_LIMIT
-    own = pool_blocks(config.kv.gpu_blocks, config.kv.gpu_gib, cost, limits.gpu_blocks)
-    host = pool_blocks(config.kv.host_blocks, config.kv.host_gib, cost, limits.host_blocks)
+    kv = config.kv
+    own = pool_blocks("gpu", kv.gpu_blocks, kv.gpu_gib, cost, limits.gpu_blocks)
+    host = pool_blocks("host", kv.host_blocks, kv.host_gib, cost, limits.host_blocks)
     return State(
         Limits(
             gpu_rows=gpu.max_batch_size,
@@ -102,10 +107,18 @@ def make_state(config: SimulateConfig, cost: CostModel) -> State:
     )
 
 
-def pool_blocks(blocks: int | None, gib: float | None, cost: CostModel, default: int) -> int:
-    if blocks is not None:
-        return blocks
-    return default if gib is None else int(gib * GIB / cost.kv_block_bytes)
+def pool_blocks(
+    tier: str, blocks: int | None, gib: float | None, cost: CostModel, default: int
+) -> int:
+    """ConfigError for more than `MAX_BLOCKS`, each of which is listed."""
+    if blocks is None:
+        blocks = default if gib is None else int(gib * GIB / cost.kv_block_bytes)
+    if blocks > MAX_BLOCKS:
+        raise ConfigError(
+            f"kv.{tier}_blocks={blocks} is more than the {MAX_BLOCKS} blocks that a simulation "
+            f"keeps account of: lower it, or kv.{tier}_gib."
+        )
+    return blocks
 
 
 def assist_limits(config: SimulateConfig) -> tuple[int, int]:
@@ -165,7 +178,7 @@ def write_requests(
     log = RequestLog(config.runtime.request_log)
     for spec in requests:
         record = run.records[spec.id]
-        refused = record.error == "refused"
+        refused = record.error is not None
         tokens = len(record.token_times_s)
         log.write(run.requests[spec.id], tokens, refused=refused)
     log.close()

@@ -145,15 +145,15 @@ class Simulation:
             if spec.arrival_s > self.now:
                 return
             self._arrived += 1
-            room = self._context_limit - spec.prompt_len + 1
+            room = max(self._context_limit - spec.prompt_len + 1, 1)  # else it is refused
             max_tokens = min(spec.max_tokens or room, room)
             request = Request(spec.id, spec.prompt_len, max_tokens, spec.arrival_s)
             self.requests[spec.id] = request
             self._output_len[spec.id] = min(spec.output_len, max_tokens)
             try:
                 self._state.add(request)
-            except RequestTooLong:
-                self.records[spec.id].error = "refused"
+            except RequestTooLong as error:
+                self.records[spec.id].error = str(error)
                 self._left -= 1
 
     def _report_copies(self) -> None:

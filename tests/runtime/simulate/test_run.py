@@ -137,10 +137,28 @@ def test_a_machine_that_cannot_be_is_refused(key: str, value: str, sentence: str
         settings(f"simulated.{key}={value}")
 
 
-@pytest.mark.parametrize("override", ["+hw=rtx4090", "gpu.tp=2"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("gpu.tp=2", "gpu.threads=2", "gpu.device=cuda", "cpu.threads=2", "hw.cores=4"),
+        *("model.max_context=100", "compile.start=ahead", "kv.check_moves=true"),
+    ],
+)
 def test_a_machine_is_refused_that_would_be_ignored(override: str) -> None:
-    with pytest.raises(ConfigError, match="simulated=NAME"):
+    key = re.escape(override.partition("=")[0])
+    with pytest.raises(ConfigError, match=rf"^{key}=\w+ has no effect .* with simulated=NAME\.$"):
         settings(override)
+
+
+def test_a_pool_that_no_machine_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^kv\.host_blocks=\d+ is more than the 10000000 blocks"):
+        simulate(load("kv.host_gib=1e9", root="simulate"))
+
+
+def test_requests_of_which_none_fits_are_no_result() -> None:
+    long = ("workload=fixed", "workload.prompt_len=10000000", "workload.num_requests=3")
+    with pytest.raises(ConfigError, match=r"^None of 3 requests can be served: prompt of 10000000"):
+        simulate(load(*long, root="simulate"))
 
 
 def test_results_of_a_sweep_are_drawn(tmp_path: Path) -> None:
