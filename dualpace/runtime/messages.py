@@ -205,7 +205,8 @@ class Hello(Message, kind=20):
 class Submit(Message, kind=21):
     """New requests. Prompt i is `tokens[offsets[i]:offsets[i + 1]]`; top_k 0, top_p 1 are off.
 
-    `rules` is empty, or a JSON object: place in the batch -> `LogitRules.asked`.
+    `rules` is empty, or a JSON list of [place in the batch, `LogitRules.asked`]: what is asked from
+    there on.
     """
 
     request_ids: I64

@@ -6,6 +6,7 @@ Knows token ids and sampling parameters, no text and no queue.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,8 +49,7 @@ def encode(batch: Sequence[Submission]) -> Submit:
     params = [s.params for s in batch]
     offsets = np.zeros(len(batch) + 1, np.int64)
     np.cumsum([len(s.prompt) for s in batch], out=offsets[1:])
-    asked = ((place, p.rules.asked()) for place, p in enumerate(params))
-    rules = {place: rules for place, rules in asked if rules}
+    rules = _runs([p.rules.asked() for p in params])
     return Submit(
         request_ids=np.array([s.request_id for s in batch], np.int64),
         arrivals_s=np.array([s.arrival_s for s in batch], np.float64),
@@ -66,9 +66,24 @@ def encode(batch: Sequence[Submission]) -> Submit:
     )
 
 
+def _runs(asked: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """(place, what is asked from there on): the answers to one prompt ask the same, which may hold
+    a schema of 100,000 characters."""
+    runs: list[tuple[int, dict[str, Any]]] = []
+    before: dict[str, Any] = {}
+    for place, one in enumerate(asked):
+        if one != before:
+            runs.append((place, one))
+            before = one
+    return runs
+
+
 def decode(message: Submit) -> Iterator[Submitted]:
-    asked = json.loads(message.rules) if message.rules else {}
+    runs = dict(json.loads(message.rules)) if message.rules else {}
+    rules = _NO_RULES
     for i, request_id in enumerate(message.request_ids.tolist()):
+        if i in runs:
+            rules = LogitRules.of(runs[i])
         yield Submitted(
             request_id=request_id,
             arrival_s=float(message.arrivals_s[i]),
@@ -79,6 +94,6 @@ def decode(message: Submit) -> Iterator[Submitted]:
             top_k=int(message.top_k[i]),
             top_p=float(message.top_p[i]),
             seed=int(message.seeds[i]),
-            rules=LogitRules.of(asked[str(i)]) if str(i) in asked else _NO_RULES,
+            rules=rules,
             logprobs=int(message.logprobs[i]),
         )

@@ -3,6 +3,7 @@
 from dualpace.runtime.logit_rules import LogitRules
 from dualpace.runtime.messages import Submit
 from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.structured import StructuredOutputsParams
 from dualpace.runtime.submissions import Submission, decode, encode
 from dualpace.runtime.wire import decode as read
 
@@ -25,6 +26,17 @@ def test_each_request_of_a_message_arrives_with_its_own_prompt_and_parameters() 
     assert (second.temperature, second.top_k, second.top_p) == (0.5, 7, 0.25)
     assert (second.seed, second.max_tokens, second.ignore_eos) == (2**63 - 1, 3, True)
     assert second.rules == other.rules and second.rules.logit_bias == {4: -100.0}
+
+
+def test_answers_that_ask_the_same_say_it_once() -> None:
+    form = StructuredOutputsParams(regex="a" * 1000)
+    same = SamplingParams(structured_outputs=form, logit_bias={4: 1.0})
+    bare, other = SamplingParams(), SamplingParams(min_p=0.5)
+    asked = [bare, *[same] * 3, other, bare, same]
+    batch = [Submission(i, 0.0, [5], one.seeded(i)) for i, one in enumerate(asked)]
+    message = read(bytes(encode(batch).encode()))
+    assert isinstance(message, Submit) and len(message.rules) < 2500
+    assert [one.rules for one in decode(message)] == [one.rules for one in asked]
 
 
 def test_a_temperature_too_little_to_divide_by_takes_the_best_token() -> None:

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from byte_tokenizer import EOS
@@ -24,6 +25,7 @@ from dualpace.runtime import messages
 from dualpace.runtime.connection import Connection
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import become_child, receive
+from dualpace.runtime.submissions import decode
 from dualpace.runtime.wire import Message
 
 GOES_ON, STOP, LENGTH = 0, 1, 2
@@ -74,8 +76,8 @@ class FakeEngine:
     def on_message(self, message: Message) -> None:
         match message:
             case messages.Submit():
-                for i in range(len(message.request_ids)):
-                    self.submit(message, i)
+                for i, one in enumerate(decode(message)):
+                    self.submit(message, i, one.rules.asked())
                 self.wake.set()
             case messages.Cancel():
                 for request_id in message.request_ids.tolist():
@@ -85,10 +87,9 @@ class FakeEngine:
             case messages.Shutdown():
                 self.ended.set()
 
-    def submit(self, message: messages.Submit, i: int) -> None:
+    def submit(self, message: messages.Submit, i: int, rules: dict[str, Any]) -> None:
         prompt = message.tokens[message.offsets[i] : message.offsets[i + 1]].tolist()
         request_id = int(message.request_ids[i])
-        rules = json.loads(message.rules or "{}").get(str(i), {})
         kind = bytes(t for t in prompt if t < EOS).decode(errors="replace").split(" ")[0]
         if kind in ("refuse", "busy"):
             *_, blamed = rules.get("structure", ["prompt"])
