@@ -8,6 +8,7 @@ A background thread runs the event loop that the engine's client needs; callers 
 """
 
 import asyncio
+import os
 import sys
 import threading
 import weakref
@@ -37,7 +38,7 @@ from dualpace.runtime.generation import (
 from dualpace.runtime.logprobs import TokenLogprobs
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.prompts import as_conversations, as_prompts
-from dualpace.runtime.sampling_params import SamplingParams
+from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
 from dualpace.runtime.types import ENGINES
 
 T = TypeVar("T")
@@ -84,6 +85,9 @@ class LLM:
         from dualpace.settings.overrides import as_overrides
         from dualpace.settings.resolve import resolve
 
+        for key in overrides:
+            if key.partition(".")[0] == "server":
+                raise ConfigError(f"{key} has no effect on LLM, which serves nobody: leave it out.")
         if model is not None:
             overrides = {"model.source": model, **overrides}
         plan = resolve(load_config(*as_overrides(overrides)))
@@ -105,7 +109,8 @@ class LLM:
         self.plan = plan
         self._client = EngineClient.launch(plan, engine_module)
         self._loop = _LoopThread()
-        self._finalizer = weakref.finalize(self, _end, self._client, self._loop)
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._client, self._loop, self._owner)
         try:
             self._loop.run(self._client.connect())
             self._tokenizer = load(plan.model.source)
@@ -182,6 +187,11 @@ class LLM:
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise RuntimeError("this LLM is closed")
+        if os.getpid() != self._owner:  # whose thread hears the engine
+            raise RuntimeError(
+                f"this LLM belongs to process {self._owner}, of which this one is a fork: ask "
+                f"there, or make one here"
+            )
 
     def _generate(
         self,
@@ -195,6 +205,9 @@ class LLM:
             check_prompt(prompt, model.max_context, model.vocab)
         params = SamplingParams() if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        for one in each:
+            if not isinstance(one, SamplingParams):
+                raise InvalidParameter("params", f"params are SamplingParams, not {one!r}.")
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling parameters.")
         for one in each:
@@ -313,7 +326,9 @@ class _Bar:
         self._progress.advance(self._task)
 
 
-def _end(client: EngineClient, loop: _LoopThread) -> None:
+def _end(client: EngineClient, loop: _LoopThread, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork ends: the engine is not its own
     try:
         loop.run(client.close(), _EXIT_S)
     finally:

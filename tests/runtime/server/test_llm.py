@@ -14,6 +14,7 @@ from plans import small_plan
 
 from dualpace import LLM, SamplingParams
 from dualpace.errors import ConfigError
+from dualpace.llm import _end
 from dualpace.runtime.engine_client import EngineGone, RequestRefused
 from dualpace.settings.compose import load
 from dualpace.settings.overrides import as_overrides, override
@@ -78,6 +79,26 @@ def test_chat(llm):
 def test_prompts_that_can_never_run(llm, prompts):
     with pytest.raises(ValueError, match=r"prompt|Token ids"):
         llm.generate(prompts, LONG)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, [{"max_tokens": 1}]])
+def test_parameters_of_another_type_are_refused(llm, params):
+    with pytest.raises(ValueError, match=r"^params are SamplingParams, not "):
+        llm.generate(["a"], params)
+
+
+def test_a_setting_of_servers_is_refused():
+    with pytest.raises(ConfigError, match=r"^server\.port has no effect on LLM"):
+        LLM("random:tiny", **{"server.port": 1})
+
+
+def test_a_fork_is_told_so_and_leaves_the_engine_to_its_parent(llm, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(llm, "_owner", 1)
+        with pytest.raises(RuntimeError, match="belongs to process 1, of which this one is a fork"):
+            llm.generate("x", LONG)
+    _end(llm._client, llm._loop, owner=1)  # as at the fork's exit
+    assert llm.generate("still", LONG)[0].text == "still"
 
 
 def test_a_refusal_gives_up_the_rest(llm):
