@@ -14,28 +14,24 @@ import json
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from dualpace.graphs.gpu import attention
-from dualpace.graphs.gpu.bench import checks, copies, decode, prefill
-from dualpace.graphs.gpu.bench.setting import CUDA, Bench
 from dualpace.options import key_values, sentences, several, whole
 
+# Functions, by their modules in dualpace.graphs.gpu.bench, which want what a GPU has (Triton).
 SECTIONS = {
-    function.__name__: function
-    for function in (
-        copies.ceilings,
-        decode.products,
-        decode.attention_cuts,
-        checks.correctness,
-        decode.decode_steps,
-        decode.stage_sums,
-        prefill.prefill,
-        copies.swaps,
-        decode.inductor,
-    )
+    "ceilings": "copies",
+    "products": "decode",
+    "attention_cuts": "decode",
+    "correctness": "checks",
+    "decode_steps": "decode",
+    "stage_sums": "decode",
+    "prefill": "prefill",
+    "swaps": "copies",
+    "inductor": "decode",
 }
 KEYS = ("out", "cache", "sections", "layers", "attention", "processes")
 
@@ -47,9 +43,13 @@ def main() -> None:
         names = several(options, "sections", SECTIONS)
         for key in ("layers", "processes"):
             whole(options, key, 1)
-        attention.choose(torch.bfloat16, options.get("attention", "auto"))
     if not torch.cuda.is_available():
         sys.exit("bench_gpu.py needs a GPU that torch can use, and none is here.")
+    from dualpace.graphs.gpu import attention
+    from dualpace.graphs.gpu.bench.setting import CUDA, Bench
+
+    with sentences():
+        attention.choose(torch.bfloat16, options.get("attention", "auto"))
     began = time.perf_counter()
     bench = Bench(options)
     bench.note("device", torch.cuda.get_device_name(CUDA))
@@ -59,7 +59,8 @@ def main() -> None:
     for name in names:
         began = time.perf_counter()
         try:
-            SECTIONS[name](bench)
+            module = import_module(f"dualpace.graphs.gpu.bench.{SECTIONS[name]}")
+            getattr(module, name)(bench)
         except Exception:  # the other sections are worth their device time
             traceback.print_exc()
             failed.append(name)

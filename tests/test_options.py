@@ -65,3 +65,13 @@ def test_a_load_without_its_trace_asks_for_it(script: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.startswith("trace=FILE is") and done.stderr.count("\n") == 1
+
+
+def test_the_gpu_script_has_its_help_where_triton_is_not() -> None:
+    code = (
+        "import runpy, sys; sys.modules['triton'] = None; sys.argv = ['bench_gpu.py', '--help'];"
+        f"runpy.run_path({str(SCRIPTS / 'bench_gpu.py')!r}, run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.startswith("Checks and times the GPU library") and not done.stderr
