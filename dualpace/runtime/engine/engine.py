@@ -46,8 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """`send` delivers a message to the owner; `run` returns when the engine has ended. `pair` makes
-    the workers."""
+    """`send` tells the owner, `pair` makes the workers; `run` returns when the engine has ended."""
 
     def __init__(
         self,
@@ -276,9 +275,8 @@ class LLMEngine:
     def _give_up(self, request_id: int, role: str) -> None:
         log.error("request %d is given up: the %s worker was lost with it alone", request_id, role)
         self._state.cancel(request_id)
-        self._completions.put_nowait(
-            messages.GivenUp(request_id, f"the {role} worker is lost whenever it computes it")
-        )
+        why = f"the {role} worker is lost whenever it computes it"
+        self._completions.put_nowait(messages.GivenUp(request_id, why))
         self._stats.given_up += 1
         self._forget(self._conversations[request_id], cancelled=True)
 
@@ -301,6 +299,8 @@ class LLMEngine:
                     self._workers.cpu.send(batch)
                 self._workers.gpu.send(batch)
                 self._gpu_steps.append(step)
+            if self._state.idle:
+                self._state.check()  # what is not given back by now would be gone for good
             await self._gpu_changed.wait()
 
     def _can_run_gpu(self) -> bool:

@@ -259,6 +259,17 @@ def test_a_defect_of_the_engine_itself_ends_it_with_a_reason() -> None:
     assert "a callback failed: IndexError" in engine.failure
 
 
+@pytest.mark.parametrize("pool", ["gpu_pool", "host_pool"])
+def test_a_block_that_is_not_given_back_ends_the_engine_when_it_is_idle(pool: str) -> None:
+    async def story(engine: Engine) -> None:
+        getattr(engine._state, pool).allocate(1)
+        engine.ask([0])
+        await engine.until(lambda: bool(engine.failure))
+
+    failure = play(story).failure
+    assert failure == "gpu_loop failed: AssertionError('0 blocks held, 1 used')", failure
+
+
 def test_a_block_that_was_changed_on_its_way_ends_the_engine_and_names_its_request() -> None:
     """The host's is one; before the copy is reported."""
 
