@@ -74,7 +74,9 @@ def check(sweep: SweepConfig) -> None:
         _sizes("profile.beside_batches", sweep.beside_batches)
     for name in ("decode_contexts", "prefill_lengths", "step_contexts"):
         _sizes(f"profile.{name}", getattr(sweep, name))
-    for name in ("warmups", "invocations", "repeats", "plateau_points", "copy_blocks"):
+    counts = ["warmups", "invocations", "repeats", "plateau_points", "copy_blocks"]
+    counts += ["calibration_context", "calibration_iterations"]
+    for name in counts + ["check_requests", "check_prompt", "check_output"] * sweep.check:
         if getattr(sweep, name) < 1:
             raise ConfigError(f"profile.{name}={getattr(sweep, name)} is below 1: raise it.")
     for name in ("max_seconds", "timeout_s"):
@@ -82,7 +84,7 @@ def check(sweep: SweepConfig) -> None:
             raise ConfigError(
                 f"profile.{name}={getattr(sweep, name)} is no time: give seconds > 0."
             )
-    for name in ("gpu_weight", "epsilon", "tolerance", "temperature"):
+    for name in ("gpu_weight", "epsilon", "tolerance", "temperature", "calibration_rows"):
         if not 0 <= getattr(sweep, name) < math.inf:
             raise ConfigError(
                 f"profile.{name}={getattr(sweep, name)} is below 0 or no number: give 0 or more."
