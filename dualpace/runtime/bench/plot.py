@@ -94,7 +94,8 @@ def draw(
 
 def figure_1(results: Sequence[Result], rate: float | None = None) -> Figure | None:
     """Tokens over time, CPU-resident tokens over time, P99 ITL by rate, on the first profile with
-    timelines and its workload with most CPU-resident tokens. GPU only is in the first panel."""
+    timelines and its workload with most CPU-resident tokens. GPU only is in the first panel.
+    ConfigError for a rate that has none."""
     plain = [r for r in results if r["variant"] is None]
     timed = [r for r in plain if r.get("timeline")]
     if not timed:
@@ -104,8 +105,15 @@ def figure_1(results: Sequence[Result], rate: float | None = None) -> Figure | N
         (r for r in timed if r["profile"] == profile), key=lambda r: int(r["cpu_resident_tokens"])
     )
     workload = lead["workload"]
-    rate = rate or max(r["rate"] for r in timed if same(r, profile, workload))
-    shown = [r for r in timed if same(r, profile, workload) and r["rate"] == rate]
+    there = [r for r in timed if same(r, profile, workload)]
+    rates = sorted({float(r["rate"]) for r in there})  # "inf": all at once
+    rate = rates[-1] if rate is None else rate
+    if rate not in rates:
+        raise ConfigError(
+            f"timeline_rate={rate:g} has no timeline of {workload} on {profile}: choose of "
+            f"{', '.join(f'{each:g}' for each in rates)}."
+        )
+    shown = [r for r in there if float(r["rate"]) == rate]
     figure, axes = grid(1, 3, 3.2)
     for result in shown:
         name, colour, _ = style(result["policy"])
@@ -120,7 +128,8 @@ def figure_1(results: Sequence[Result], rate: float | None = None) -> Figure | N
     axes[1].set(xlabel="Time (s)", ylabel="CPU-resident tokens (thousands)\nbars: pauses above 1 s")
     offloading = [r for r in plain if r["policy"] in OFFLOADING]
     curves(axes[2], [r for r in offloading if same(r, profile, workload)], ITL, "policy")
-    figure.suptitle(f"{profile}, {workload}, {rate:g} requests/s in the first two", fontsize=9)
+    words = f"{rate:g} requests/s" if math.isfinite(rate) else "all at once"
+    figure.suptitle(f"{profile}, {workload}, {words} in the first two", fontsize=9)
     return finished(figure, axes)
 
 

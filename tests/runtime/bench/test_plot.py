@@ -73,3 +73,14 @@ def test_a_folder_for_figures_that_cannot_be_is_a_sentence() -> None:
 def test_one_file_for_a_list_of_them_is_told_how_lists_are_written() -> None:
     with pytest.raises(ConfigError, match=r"takes list of int, written bench\.figures=\[a,b\]\.$"):
         load("bench.figures=1", root="bench")
+
+
+def test_the_timeline_of_a_run_all_at_once_is_drawn_and_a_rate_that_was_not_run_is_refused(
+    tmp_path: Path,
+) -> None:
+    line = {"t": [0.0, 1.0], "tokens": [0, 5000], "cpu_tokens": [0, 10], "pauses": []}
+    run = result(rate="inf", timeline=line, cpu_resident_tokens=10, p99_itl_ms=1.0)
+    assert [file.name for file in draw([run], [1], tmp_path)] == ["figure1.png", "figure1.svg"]
+    assert "lognormal, all at once in the first two" in (tmp_path / "figure1.svg").read_text()
+    with pytest.raises(ConfigError, match=r"timeline_rate=7 has no timeline .* choose of inf\.$"):
+        draw([run], [1], tmp_path, 7.0)
