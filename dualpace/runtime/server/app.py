@@ -18,7 +18,8 @@ from dualpace.version import version
 
 
 def build_app(service: Service) -> FastAPI:
-    app = FastAPI(title="DualPace", version=version(), openapi_url=None)
+    # No redirects: their address would be what the client says that this host is called.
+    app = FastAPI(title="DualPace", version=version(), openapi_url=None, redirect_slashes=False)
     errors.install(app)
     app.add_middleware(BodyLimit)
     app.add_middleware(CountRequests, registry=service.metrics.registry)

@@ -253,6 +253,7 @@ def test_unknown_model(server, client):
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/completion", "did you mean /v1/completions?"),
         ("//v1/models", "did you mean /v1/models?"),
+        ("/v1/completions/", "did you mean /v1/completions?"),
         ("/" + "a" * 5000, f"no route /{'a' * 99}. It has"),
     ],
 )
