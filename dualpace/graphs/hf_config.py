@@ -29,7 +29,9 @@ def spec_from_folder(folder: Path) -> ModelSpec:
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of the contents of a config.json."""
     architectures = config.get("architectures") or ["(none given in config.json)"]
-    family = family_of(architectures[0])
+    if not isinstance(architectures, list):
+        raise ConfigError(f"config.json has architectures={architectures!r}, where a list belongs")
+    family = family_of(str(architectures[0]))
     for key, allowed in family.not_used.items():
         if key in config and config[key] is not None and config[key] not in allowed:
             raise ConfigError(
@@ -155,9 +157,9 @@ def _rope(config: Mapping[str, Any]) -> tuple[RopeScaling, float]:
 def _refuse_sliding_window(config: Mapping[str, Any], context: int) -> None:
     window = config.get("sliding_window")
     used = config.get("use_sliding_window", window is not None)
-    if "layer_types" in config and config["layer_types"] is not None:
-        used = any(kind != "full_attention" for kind in config["layer_types"])
-    elif _number(config, "max_window_layers", 0) >= config["num_hidden_layers"]:
+    if isinstance(kinds := config.get("layer_types"), list):
+        used = any(kind != "full_attention" for kind in kinds)
+    elif _number(config, "max_window_layers", 0) >= _need(config, "num_hidden_layers"):
         used = False  # Qwen: only the layers from this one on slide
     if used and (not isinstance(window, int) or window < context):
         raise ConfigError(

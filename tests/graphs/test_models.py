@@ -172,6 +172,9 @@ REFUSED = {
     "rms_eps is 0.0 and must be a number above 0": {"rms_norm_eps": 0},
     "has no factor, where a number belongs": {"rope_parameters": {"rope_type": "linear"}},
     "for RoPE, where an object belongs": {"rope_parameters": [1]},
+    "architectures=7, where a list belongs": {"architectures": 7},
+    "model architecture 7 is not supported": {"architectures": [7]},
+    "num_hidden_layers='many'": {"num_hidden_layers": "many"},
     "holds 'end', which is no token id": {"eos_token_id": [2, "end"]},
 }
 
