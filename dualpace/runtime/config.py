@@ -92,8 +92,8 @@ class DualPacePolicyConfig(PolicyConfig):
     """The paper's two independent schedulers. policy=paper switches what goes beyond it off."""
 
     name: str = "dualpace"
-    # always | profile: who gains by it, judged by the profile's times, or without any by times that
-    # the workers measure when they start
+    # always | profile: who gains by it, and batches are assisted that are worth it, judged by the
+    # profile's times, or without any by times that the workers measure when they start
     host_admission: str = "profile"
     chunk_prompts: bool = True  # prompts for HBM are cut at gpu.token_limit; false: one forward
     # Debugging: whoever decodes in HBM leaves it after so many tokens, as if there were no room for

@@ -60,6 +60,7 @@ def step_times(parts: StepParts, limits: tuple[int, int]) -> StepTimes:
             "gpu_dense": by(rows, lambda n: layers * parts.gpu_layer(n) + parts.gpu_post_layer(n)),
             "gpu_attention": by(KV_TOKENS, lambda kv: layers * parts.gpu_decode_attention(kv)),
             "cpu_dense": by(rows, lambda n: _cpu_dense(parts, n, route(n, *limits))),
+            "cpu_alone": by(rows, lambda n: _cpu_dense(parts, n, Route.FULL_CPU)),
             "cpu_attention": by(KV_TOKENS, lambda kv: layers * parts.cpu_attention(kv)),
             "cpu_wait": by(rows, lambda n: _cpu_wait(parts, route(n, *limits))),
             "assist": by(rows, lambda n: _assist(parts, n, route(n, *limits))),

@@ -36,6 +36,7 @@ class StepTimes:
     gpu_attention: Curve  # by KV tokens
     cpu_dense: Curve  # by rows: a CPU iteration as it is routed, without attention and waits
     cpu_attention: Curve  # by KV tokens
+    cpu_alone: Curve  # by rows: as `cpu_dense`, with every stage on the CPU
     cpu_wait: Curve  # by rows: its waits for boundaries, as a share of the GPU round beside it
     assist: Curve  # by rows: GPU time that the assists of an iteration take
     prefill: Curve  # by tokens: a GPU round of one prompt
@@ -63,7 +64,16 @@ class StepTimes:
         """A GPU round of decodes alone."""
         return self.gpu_dense(rows) + (self.gpu_attention(kv_tokens) if kv_tokens else 0.0)
 
-    def cpu_decode_s(self, rows: int, kv_tokens: float, gpu_round_s: float) -> float:
-        """A CPU iteration beside GPU rounds of that length."""
-        own = self.cpu_dense(rows) + (self.cpu_attention(kv_tokens) if kv_tokens else 0.0)
-        return own + self.cpu_wait(rows) * gpu_round_s
+    def cpu_decode_s(
+        self, rows: int, kv_tokens: float, gpu_round_s: float, assisted: bool = True
+    ) -> float:
+        """A CPU iteration beside GPU rounds of that length, as it is routed or with no assist."""
+        attention_s = self.cpu_attention(kv_tokens) if kv_tokens else 0.0
+        if not assisted:
+            return self.cpu_alone(rows) + attention_s
+        return self.cpu_dense(rows) + attention_s + self.cpu_wait(rows) * gpu_round_s
+
+    def assist_pays(self, rows: int, gpu_rows: int, gpu_round_s: float) -> bool:
+        """Whether the assists of so many rows take no longer from the GPU than so many tokens of
+        its own do, in rounds of `gpu_rows`."""
+        return self.assist(rows) * gpu_rows <= rows * gpu_round_s

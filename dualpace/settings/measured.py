@@ -61,7 +61,7 @@ class MeasuredProfile:
                 data["name"],
                 data["fingerprint"],
                 **data["settings"],
-                step_times=StepTimes.from_points(points) if points else None,
+                step_times=None if _is_older(points) else StepTimes.from_points(points),
                 date=str(data.get("measured", {}).get("date", "")),
                 routing=data.get("routing", {}),
             )
@@ -70,6 +70,11 @@ class MeasuredProfile:
                 f"hw.profile={name} is no profile ({file}: {error}): measure it again with "
                 f"`python scripts/profile_hw.py profile.name={Path(name).stem}`."
             ) from None
+
+
+def _is_older(points: Mapping[str, Any] | None) -> bool:
+    """Times of a version that did not write all curves: workers measure their own then."""
+    return not points or not set(StepTimes.__slots__) <= set(points)
 
 
 def settled(config: C, here: Fingerprint) -> tuple[C, ProfilePlan]:

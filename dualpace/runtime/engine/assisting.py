@@ -16,9 +16,9 @@ class Assisting:
         self._state = state
         self._unassisted: set[int] = set()
 
-    def route(self, request_ids: Sequence[int], is_gpu_ready: bool) -> Route:
+    def route(self, request_ids: Sequence[int], can_ask: bool) -> Route:
         """By the batch's size, if it may ask at all."""
-        may_ask = is_gpu_ready and self._unassisted.isdisjoint(request_ids)
+        may_ask = can_ask and self._unassisted.isdisjoint(request_ids)
         if not may_ask or self._state.gpu_suspects:
             return Route.FULL_CPU
         limits = self._limits

@@ -326,7 +326,7 @@ class LLMEngine:
 
     def _submit_cpu(self, step: CpuStep) -> None:
         ids = [row.request.id for row in step.rows]
-        self._cpu_route = self._assisting.route(ids, self._workers.gpu.ready)
+        self._cpu_route = self._assisting.route(ids, step.may_assist and self._workers.gpu.ready)
         self._workers.cpu.send(cpu_batch(step, self._conversations, self._cpu_route))
 
     def _apply_gpu(self, done: messages.StepDone) -> None:

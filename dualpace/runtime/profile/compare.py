@@ -31,6 +31,7 @@ from dualpace.settings.resolve import resolve
 Scores = Mapping[int, Mapping[Route, float]]  # ms by size and route
 
 BENCH = "dualpace.runtime.bench.offline"
+ADMISSION = "policy.host_admission="
 PAIRS = "0:0,256:255,32:16,64:0,128:64"
 OWN = {"out": "runs/settings", "pairs": PAIRS, "turns": "1", "timeout_s": "600"}
 LOAD = {"requests": "600", "stop_s": "30", "skip_s": "6"}
@@ -133,6 +134,8 @@ def served(
     """The benchmark's result: of this turn's earlier run with the same settings, or a new one."""
     p, f = pair
     order = [*asked, f"assist.post_attention_limit={p}", f"assist.post_layer_limit={f}"]
+    if not any(setting.startswith(ADMISSION) for setting in asked):
+        order.insert(0, f"{ADMISSION}always")  # else prices decide over most batches
     file = stem(folder, pair, turn).with_suffix(".json")
     if file.is_file():
         kept: dict[str, Any] = json.loads(file.read_text())

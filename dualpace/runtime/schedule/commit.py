@@ -77,7 +77,9 @@ def commit_cpu(ledger: Ledger, decision: CpuRound) -> CpuStep | None:
     due: list[Request] = []
     rows = host_rows(ledger, decision.decode, DECODE, due)
     ledger.cpu_rounds += 1
-    step = CpuStep(ledger.cpu_rounds, rows, ledger.snapshot(), ledger.preempted_cpu, due)
+    step = CpuStep(
+        ledger.cpu_rounds, rows, ledger.snapshot(), ledger.preempted_cpu, decision.may_assist, due
+    )
     ledger.preempted_cpu = []
     return step
 

@@ -16,13 +16,13 @@ from dualpace.runtime.types import Request
 
 
 class HostAdmission(Protocol):
-    """Whom the host takes of those that it has room for."""
+    """Whom the host takes of those that it has room for, and whether the GPU helps it."""
 
     def takes_prompt(self, draft: Draft, request: Request, outputs: int) -> bool:
         """Whether a prompt, `outputs` tokens expected, should not wait for HBM."""
 
-    def takes_victim(self, draft: Draft, request: Request) -> bool:
-        """Whether a request that must leave HBM should go on on the host, not be recomputed."""
+    def lets_assist(self, view: View, rows: int) -> bool:
+        """Whether the GPU may be asked for dense stages of so many host rows."""
 
 
 @dataclass(frozen=True, slots=True)

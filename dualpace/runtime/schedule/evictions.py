@@ -44,18 +44,11 @@ def restore_next_token_feasibility(draft: Draft) -> None:
 def select_victims(draft: Draft, short: int) -> int:
     """Chooses swap-outs from the tail, skipping requests that the host cannot take; returns what
     is still short.
-
-    Beyond the appendix: whom the host should not take is dropped, to be recomputed.
     """
-    host = draft.departures.host_admission
     for request in reversed(list(draft.queue)):
         if short <= 0:
             break
         if not request.ready:
-            continue
-        if host is not None and not host.takes_victim(draft, request):
-            short -= len(request.blocks) + request.next_growth
-            drop(draft, request)
             continue
         if swap_out(draft, request):
             short -= len(request.blocks) + request.next_growth

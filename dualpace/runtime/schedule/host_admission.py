@@ -1,5 +1,5 @@
 """Whether the host tier brings more than it costs: beyond the paper, which sends a prompt to the
-host whenever HBM is full.
+host whenever HBM is full, and assists a batch by its size alone.
 
 A token is slower on the host, and the assists of an iteration take GPU time from everybody, however
 few rows share them. Both are judged by predicted step times. Knows no queue verbs and no device.
@@ -8,7 +8,7 @@ few rows share them. Both are judged by predicted step times. Knows no queue ver
 from dataclasses import dataclass
 
 from dualpace.runtime.schedule.draft import Draft
-from dualpace.runtime.schedule.view import finish_peak
+from dualpace.runtime.schedule.view import View, finish_peak
 from dualpace.runtime.step_times import StepTimes
 from dualpace.runtime.types import Request
 
@@ -35,7 +35,11 @@ class Tiers:
 
 class ProfiledAdmission:
     """A `draft.HostAdmission` that judges by predicted step times. While `times` is None, before
-    any are known, the host takes whoever fits."""
+    any are known, the host takes whoever fits and is assisted by size alone.
+
+    Who must leave HBM goes to the host in any case: nobody else loses by a batch that is assisted
+    only where that costs less than its tokens in HBM did, and all would wait for a recomputation.
+    """
 
     def __init__(self, times: StepTimes | None) -> None:
         self.times = times
@@ -43,10 +47,10 @@ class ProfiledAdmission:
     def takes_prompt(self, draft: Draft, request: Request, outputs: int) -> bool:
         """Whether a prompt that HBM has no room for should not wait for it.
 
-        Assists cost the GPU as much for few rows, and KV takes the longer to read the more there
-        is. So the tier is judged by a size that it would reach, between what it has now and the
-        company that this prompt can count on: half of those who wait, and of those whose prompts
-        can be computed while it decodes. If some size wins, it is open to all.
+        Few rows are not assisted and the slower, and KV takes the longer to read the more there is.
+        So the tier is judged by a size that it would reach, between what it has now and the company
+        that this prompt can count on: half of those who wait, and of those whose prompts can be
+        computed while it decodes. If some size wins, it is open to all.
         """
         peak = finish_peak(request, outputs)
         if self.times is None or not draft.queue or peak > draft.view.gpu_capacity:
@@ -74,25 +78,15 @@ class ProfiledAdmission:
         in_hbm_s, saved_s = tiers.round_s / tiers.resident, self._saved_s(tiers, rows)
         later_s = self._iteration_s(tiers, rows) - tiers.round_s
         gained_s = tiers.behind * in_hbm_s + tiers.others * saved_s
-        return saved_s > 0 and ARRIVALS * gained_s > later_s
+        return ARRIVALS * gained_s > later_s
 
-    def takes_victim(self, draft: Draft, request: Request) -> bool:
-        """Whether a request that must leave HBM should go on on the host, not be recomputed.
-
-        It stays there for long, and others follow: with half the residents as company, a token on
-        the host may cost the GPU less than one in HBM, and then all gain. Else its slower tokens
-        and its share of the assists stand against a prefill, which everybody waits for.
-        """
-        if self.times is None:
+    def lets_assist(self, view: View, rows: int) -> bool:
+        """While decodes in HBM lose no more tokens by it than there are rows."""
+        queue = view.gpu_running
+        if self.times is None or not queue:
             return True
-        tiers, most = tiers_of(draft, self._times), draft.view.limits.cpu_rows
-        rows = min(tiers.on_host + 1, most)
-        if self._saved_s(tiers, max(rows, min(tiers.resident // 2, most))) > 0:
-            return True
-        left = request.estimated_output - request.num_output - request.in_flight
-        later_s = self._iteration_s(tiers, rows) - tiers.round_s
-        on_host_s = left * (later_s + tiers.others * self._times.assist(rows) / rows)
-        return on_host_s < tiers.others * self._times.prefill(request.kv_len)
+        round_s = self.times.gpu_decode_s(len(queue), sum([r.kv_len for r in queue]))
+        return self.times.assist_pays(rows, len(queue), round_s)
 
     @property
     def _times(self) -> StepTimes:
@@ -101,12 +95,17 @@ class ProfiledAdmission:
 
     def _saved_s(self, tiers: Tiers, rows: int) -> float:
         """GPU time of a token that is made on the host, by a batch of so many rows, not in HBM."""
-        return tiers.round_s / tiers.resident - self._times.assist(rows) / rows
+        assist_s = self._times.assist(rows) if self._assisted(tiers, rows) else 0.0
+        return tiers.round_s / tiers.resident - assist_s / rows
 
     def _iteration_s(self, tiers: Tiers, rows: int) -> float:
         """A CPU iteration when those on the host have been joined by others like the residents."""
         kv_tokens = tiers.host_tokens + max(rows - tiers.on_host, 0) * tiers.context
-        return self._times.cpu_decode_s(rows, kv_tokens, tiers.round_s)
+        assisted = self._assisted(tiers, rows)
+        return self._times.cpu_decode_s(rows, kv_tokens, tiers.round_s, assisted)
+
+    def _assisted(self, tiers: Tiers, rows: int) -> bool:
+        return self._times.assist_pays(rows, tiers.resident, tiers.round_s)
 
 
 def tiers_of(draft: Draft, times: StepTimes) -> Tiers:

@@ -69,6 +69,7 @@ class CpuRound:
     displaced: list[Request] = field(default_factory=list)  # leave running for the front of waiting
     admitted: int = 0  # how many of `decode`, its last ones, come from waiting
     preempt: list[Request] = field(default_factory=list)  # of waiting: dropped, recomputed later
+    may_assist: bool = True  # the GPU may be asked for dense stages, if the batch's size says so
 
     @property
     def decodes_only(self) -> bool:
@@ -166,6 +167,7 @@ class CpuStep:
     rows: list[Row]
     snapshot: Snapshot
     preempted: list[int]
+    may_assist: bool = True
     due: list[Request] = field(default_factory=list)  # their token reaches their estimate
 
     @property

@@ -218,7 +218,7 @@ class Simulation:
         step = self._state.schedule_cpu()
         if step is None:
             return
-        route = self._route(len(step.rows))
+        route = self._route(len(step.rows)) if step.may_assist else Route.FULL_CPU
         self.cpu.start(self.now + self._cpu_host_s, len(step.rows), kv_tokens(step.rows), route)
         self._cpu_step = (step, route)
 

@@ -18,6 +18,7 @@ from dualpace.runtime.engine.start_times import (
     rising,
 )
 from dualpace.runtime.plan import AssistPlan, Plan, ProfilePlan
+from dualpace.runtime.routing import ROUTES, Route
 from dualpace.runtime.step_times import StepTimes
 from dualpace.settings.resolve import resolve
 from tests.runtime.engine.fake_workers import Engine, LayerTimes, play
@@ -145,6 +146,26 @@ def test_prompts_go_to_the_host_where_the_workers_times_say_that_it_pays(
     assert not engine.failure and all(len(a) == 20 for a in engine.answers.values())
     assert (engine._stats.events["prefill_cpu"] > 0) == takes
     assert (engine._stats.tokens["cpu"] > 0) == takes
+
+
+@pytest.mark.parametrize(("admission", "spares"), [("profile", True), ("always", False)])
+def test_a_host_row_is_not_assisted_while_that_costs_several_rows_in_hbm_as_much_as_a_round(
+    admission: str, spares: bool
+) -> None:
+    async def story(engine: Engine) -> None:
+        await engine.until(lambda: engine._stats.is_ready)
+        engine.ask(range(8), prompt_len=70, max_tokens=20)
+        await engine.until_answered()
+        await engine.until_idle()
+
+    times = layer_times(0.1)
+    times["gpu"] |= {"linear": [(1, 1.0)], "post_layer": [(1, 0.0)]}
+    fused = ("assist.post_attention_limit=0", "assist.post_layer_limit=0", "cpu.max_batch_size=1")
+    engine = play(story, f"policy.host_admission={admission}", *fused, layer_times=times)
+    assert not engine.failure and all(len(a) == 20 for a in engine.answers.values())
+    routes = {ROUTES[batch.route] for batch in engine.handle("cpu").batches}
+    assert Route.FUSED_ASSIST in routes
+    assert (Route.FULL_CPU in routes) == spares
 
 
 def test_a_worker_that_is_back_is_judged_by_its_new_times() -> None:

@@ -1,5 +1,6 @@
 """Pairs of thresholds served one after another: what is run, what is kept, how they are ranked."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from dualpace.errors import ConfigError
 from dualpace.runtime.profile import compare
 
 ROOT = Path(__file__).resolve().parents[3]
+KEY = "policy.host_admission"
 ROUTING = {  # ms at 1 and 64 rows: Full-CPU best alone, Fused-Assist best for many
     "batch_sizes": [1, 64],
     "scores_ms": {"full_cpu": [1.0, 90.0], "split_final": [2.0, 60.0], "fused_assist": [6.0, 20.0]},
@@ -64,6 +66,16 @@ def test_the_fitted_pair_is_set_beside_the_others_and_the_scores(
     assert printed[-2] == "The fitted pair is 9.8 % below the best, (64, 32)."
     assert "not known: turns=2" in printed[-1]
     assert by_pair(result)[0, 0]["runs"][0]["host_share"] == 0.25
+
+
+@pytest.mark.parametrize(("asked", "served"), [({}, "always"), ({KEY: "profile"}, "profile")])
+def test_thresholds_alone_say_who_is_assisted_unless_asked_otherwise(
+    asked: dict[str, str], served: str, order: dict[str, str]
+) -> None:
+    compare.run(order | {"pairs": "0:0"} | asked)
+    kept = [json.loads(file.read_text())["asked"] for file in Path(order["out"]).glob("*.json")]
+    settings = [[s for s in each if s.startswith(KEY)] for each in kept]
+    assert settings == [[f"{KEY}={served}"]] * 2
 
 
 def test_turns_alternate_and_tell_how_far_a_pair_is_from_itself(

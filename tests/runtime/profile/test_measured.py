@@ -41,15 +41,19 @@ def test_a_profiles_step_times_reach_the_plan_and_the_policy(
 ) -> None:
     file = Path(write_profile())
     text = file.read_text()
-    older = plan(f"hw.profile={file}").profile
-    assert older.step_times is None
-    assert older.note.endswith("as set; the host tier is judged by times measured at start")
-    file.write_text(text + yaml.safe_dump({"step_times": flat_times().points()}))
+    points = flat_times().points()
+    fewer = {name: curve for name, curve in points.items() if name != "cpu_alone"}
+    for of_older in ({}, {"step_times": fewer}):
+        file.write_text(text + (yaml.safe_dump(of_older) if of_older else ""))
+        older = plan(f"hw.profile={file}").profile
+        assert older.step_times is None
+        assert older.note.endswith("as set; the host tier is judged by times measured at start")
+    file.write_text(text + yaml.safe_dump({"step_times": points}))
     made = plan(f"hw.profile={file}")
     assert made.profile.step_times == flat_times() and "at start" not in made.profile.note
     make_state(made, None)
     make_state(plan(f"hw.profile={file}", "policy.host_admission=always"), None)
-    file.write_text(text + yaml.safe_dump({"step_times": {"prefill": [[1, 1]]}}))
+    file.write_text(text + yaml.safe_dump({"step_times": points | {"prefill": [[1, 1]]}}))
     with pytest.raises(ConfigError, match="is no profile"):
         plan(f"hw.profile={file}")
 

@@ -30,10 +30,16 @@ class FlatPredictor:
 
 
 def flat_times(
-    gpu: float = 1.0, cpu: float = 2.0, assist: float = 0.0, prefill: float = 1.0
+    gpu: float = 1.0,
+    cpu: float = 2.0,
+    assist: float = 0.0,
+    prefill: float = 1.0,
+    alone: float | None = None,
 ) -> StepTimes:
-    """Steps of whatever size take so many seconds; `assist` is the GPU's time an iteration."""
+    """Steps of whatever size take so many seconds; `assist` is the GPU's time an iteration, `alone`
+    one without it, by default as long."""
     level = {"gpu_dense": gpu, "cpu_dense": cpu, "assist": assist, "prefill": prefill}
+    level["cpu_alone"] = cpu if alone is None else alone
     names = ("gpu_attention", "cpu_attention", "cpu_wait")
     curves = {**level, **dict.fromkeys(names, 0.0)}
     return StepTimes.from_points({name: [(1, s), (2, s)] for name, s in curves.items()})

@@ -6,7 +6,7 @@ from dualpace.runtime.schedule import State, make_policy
 from dualpace.runtime.schedule.estimate import Quantile
 from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.step_times import Curve, StepTimes
-from tests.runtime.schedule.drive import add, decoding, gpu, ids, make
+from tests.runtime.schedule.drive import add, cpu, decoding, fill_host, gpu, ids, make
 from tests.runtime.schedule.predictor import flat_times
 
 # A GPU round takes 1 s, and so does a prefill.
@@ -45,16 +45,35 @@ def test_a_prompt_that_waits_goes_to_hbm_when_the_decode_has_ended() -> None:
     assert ids(state.gpu_running) == [1] and not step.prefill_cpu
 
 
-def test_assists_dearer_than_rows_keep_the_tier_off_however_many_wait() -> None:
-    assert gpu(full_hbm(flat_times(cpu=1.5, assist=50.0), 12)).prefill_cpu == []
-    assert gpu(full_hbm(flat_times(cpu=1.5, assist=0.5), 12)).prefill_cpu
+def test_without_assists_that_pay_the_tier_is_judged_by_its_own_pace() -> None:
+    """However many wait: 50 s of the GPU an iteration are more than any rows are worth."""
+    assert gpu(full_hbm(flat_times(cpu=1.5, assist=50.0, alone=99.0), 12)).prefill_cpu == []
+    assert gpu(full_hbm(flat_times(cpu=1.5, assist=50.0, alone=1.5), 12)).prefill_cpu
+    assert gpu(full_hbm(flat_times(cpu=1.5, assist=0.5, alone=99.0), 12)).prefill_cpu
 
 
 def test_a_tier_that_only_a_few_could_use_starts_for_the_company_that_is_to_come() -> None:
-    """An iteration's assists take 2 s of the GPU, too much for two rows and not for three."""
-    times = flat_times(cpu=5.0, assist=2.0)
+    """An iteration's assists take 3 s of the GPU, too much for two rows and not for three."""
+    times = flat_times(cpu=5.0, assist=3.0, alone=99.0)
     assert gpu(full_hbm(times, 4)).prefill_cpu == []
     assert gpu(full_hbm(times, 6)).prefill_cpu
+
+
+@pytest.mark.parametrize(("residents", "assists"), [(0, True), (1, True), (3, True), (4, False)])
+def test_host_rows_are_assisted_while_hbm_loses_no_more_tokens_than_they_gain(
+    residents: int, assists: bool
+) -> None:
+    """Two host rows, and 0.6 s of the GPU an iteration, whose rounds of a second make a token for
+    each of `residents`."""
+    times = flat_times(cpu=1.0, assist=0.6)
+    state = make(gpu=9, policy=make_policy("dualpace", admission=ProfiledAdmission(times)))
+    for request_id in range(residents):
+        add(state, request_id, 16, 9)
+    if residents:
+        gpu(state)
+    fill_host(state, (10, 11), 40)
+    step = cpu(state)
+    assert ids(step.rows) == [10, 11] and step.may_assist == assists
 
 
 def test_what_hbm_alone_could_never_hold_goes_to_the_host_at_once() -> None:
@@ -67,44 +86,19 @@ def test_what_hbm_alone_could_never_hold_goes_to_the_host_at_once() -> None:
     assert gpu(state).prefill_cpu == [0]
 
 
-@pytest.mark.parametrize(
-    ("assist", "prefill", "goes_on"), [(0.1, 0.1, True), (50.0, 0.1, False), (50.0, 1e6, True)]
-)
-def test_a_victim_goes_on_where_that_costs_the_gpu_less(
-    assist: float, prefill: float, goes_on: bool
-) -> None:
-    """Than its tokens in HBM, or else than to be recomputed."""
-    times = flat_times(cpu=3.0, assist=assist, prefill=prefill)
+@pytest.mark.parametrize("assist", [0.1, 50.0])
+def test_a_victim_goes_on_on_the_host_whatever_assists_cost(assist: float) -> None:
+    times = flat_times(cpu=3.0, assist=assist, prefill=0.1)
     estimator = Quantile(first=1, warmup=10**9)  # admission keeps no room for growth
-    state = make(
-        gpu=4,
-        policy=make_policy("dualpace", admission=ProfiledAdmission(times)),
-        estimator=estimator,
-    )
+    policy = make_policy("dualpace", admission=ProfiledAdmission(times))
+    state = make(gpu=4, policy=policy, estimator=estimator)
     add(state, 0, 31, 40)
     add(state, 1, 31, 40)
     for _ in range(2):
         gpu(state)
     step = gpu(state)
     assert decoding(step) == [0]
-    assert (step.preempted, step.swap_out) == (([], [1]) if goes_on else ([1], []))
-
-
-@pytest.mark.parametrize(("residents", "goes_on"), [(3, False), (4, True), (8, True)])
-def test_victims_are_judged_by_the_company_of_half_the_residents(
-    residents: int, goes_on: bool
-) -> None:
-    """A round takes 1 s; assists take 0.4 s of the GPU for one row or many, 0.2 s a row for two."""
-    times = flat_times(cpu=3.0, assist=0.4, prefill=0.1)
-    estimator = Quantile(first=1, warmup=10**9)
-    policy = make_policy("dualpace", admission=ProfiledAdmission(times))
-    state = make(gpu=2 * residents, policy=policy, estimator=estimator)
-    for request_id in range(residents):
-        add(state, request_id, 31, 40)
-    for _ in range(2):
-        gpu(state)
-    step = gpu(state)
-    assert bool(step.swap_out) == goes_on and bool(step.preempted) != goes_on
+    assert (step.preempted, step.swap_out) == ([], [1])
 
 
 def test_prompts_for_hbm_are_cut_at_the_soft_limit_and_host_prompts_are_not() -> None:

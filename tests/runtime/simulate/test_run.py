@@ -113,6 +113,18 @@ def test_a_host_tier_that_brings_more_is_used() -> None:
     assert dualpace["request_throughput"] > 1.05 * gpu_only["request_throughput"]
 
 
+def test_few_host_rows_do_not_cost_the_gpu_an_iterations_assists() -> None:
+    """Forty residents make seven tokens in the time of the assists that one host row would have."""
+    few = ("simulated=h200_llama_31_8b", "kv.gpu_blocks=2560", "cpu.max_batch_size=2")
+    stream = ("workload.num_requests=150", "workload.rate=16", "assist.post_attention_limit=0")
+    ours, always = (
+        simulate(settings(*few, *stream, "assist.post_layer_limit=0", f"policy.host_admission={a}"))
+        for a in ("profile", "always")
+    )
+    assert ours["cpu_resident_tokens"] > 0
+    assert ours["gpu_assist"] < 0.1 * always["gpu_assist"]
+
+
 def test_cpu_tensor_parallelism_and_host_memory_can_be_set() -> None:
     one = simulate(settings("workload.rate=inf"))
     two = simulate(settings("workload.rate=inf", "cpu.tp=2"))
