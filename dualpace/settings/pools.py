@@ -8,7 +8,7 @@ from dualpace.runtime.schedule.policies import policy_class
 from dualpace.settings.hardware import GIB, Hardware
 from dualpace.settings.schema import SystemConfig
 
-# The stand-in's pool is small, so that the host tier gets work at a dozen streams.
+# The stand-in's pool is small, so that the host tier gets work at two dozen streams.
 STAND_IN_GPU_BLOCKS = 256
 STAND_IN_HOST_BYTES = 2 * GIB
 STAND_IN_HOST_BLOCKS = 8192
