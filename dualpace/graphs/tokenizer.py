@@ -125,7 +125,14 @@ def load_tokenizer(source: Source) -> Tokenizer:
         return Tokenizer(backend, SpecialTokens({}, frozenset()), eos_ids)
     if source.kind == "gguf":
         assert source.file is not None
-        return Tokenizer(*backend_from_gguf(source.file), eos_ids)
+        try:
+            return Tokenizer(*backend_from_gguf(source.file), eos_ids)
+        except ConfigError:
+            raise
+        except Exception as error:  # the library raises nothing narrower
+            file = source.file.path
+            text = f"{file} has no tokenizer that can be read ({error!r}); fetch the model again"
+            raise ConfigError(text) from error
     assert source.path is not None
     return Tokenizer(*_backend_from_folder(source.path), eos_ids)
 

@@ -17,6 +17,7 @@ from dualpace.graphs.gguf_file import GGUFFile
 from dualpace.graphs.gguf_tensors import GGUFTensors
 from dualpace.graphs.models.family import GGUF_NAMES, HF_NAMES
 from dualpace.graphs.source import resolve_source
+from dualpace.graphs.tokenizer import load_tokenizer
 from tests.graphs.reference import (
     SIZES,
     assert_close,
@@ -134,6 +135,9 @@ def test_other_architectures_and_damaged_files_are_refused(tmp_path: Path) -> No
         path.write_bytes(data[:cut])
         with pytest.raises(ConfigError, match="cut short"):
             load_stages(str(path))
+    write_gguf(path, model, "llama", extra={"tokenizer.ggml.model": "gpt2"})
+    with pytest.raises(ConfigError, match=r"model\.gguf has no tokenizer that can be read"):
+        load_tokenizer(resolve_source(str(path)))
     path.write_bytes(b"not a model")
     with pytest.raises(ConfigError, match="not a GGUF file"):
         resolve_source(str(path))
