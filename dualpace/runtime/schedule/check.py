@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dualpace.errors import ConfigError
+
 Record = dict[str, Any]
 LISTS = (
     "batch",
@@ -186,8 +188,39 @@ def check_requests(rounds: Sequence[Record], requests: Iterable[Record]) -> Iter
 
 
 def read_lines(path: Path) -> list[Record]:
-    """A round log: one JSON object a line."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    """A round log: one JSON object a line. ConfigError for a file that is none."""
+    lines = [line for line in _text(path).splitlines() if line.strip()]
+    return [_object(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+
+
+def read_list(path: Path) -> list[Record]:
+    """A request log: a JSON list of objects. ConfigError for a file that is none."""
+    try:
+        entries = json.loads(_text(path))
+    except ValueError:
+        entries = None
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path} is no request log: that is one JSON list.")
+    return entries
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no log: it is no UTF-8 text.") from None
+
+
+def _object(line: str, where: str) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where} is no round: a round log has one JSON object a line.")
+    return record
 
 
 def main() -> int:
@@ -198,8 +231,11 @@ def main() -> int:
         "--declared", action="store_true", help="estimates are exact: Equation 2 holds always"
     )
     arguments = parser.parse_args()
-    rounds = read_lines(arguments.rounds)
-    requests = json.loads(arguments.requests.read_text()) if arguments.requests else []
+    try:
+        rounds = read_lines(arguments.rounds)
+        requests = read_list(arguments.requests) if arguments.requests else []
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
     problems = check_log(rounds, requests, arguments.declared)
     for problem in problems[:20]:
         print(problem)

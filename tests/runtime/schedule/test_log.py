@@ -266,3 +266,33 @@ def test_the_command_reads_files_and_ends_with_json(
     assert run("--requests", str(requests_log), "--declared") == (0, 0)
     rounds[0]["gpu_blocks"]["used"] = -1
     assert run() == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "requests", "sentence"),
+    [
+        (
+            b'{"engine": "gpu"}\n{"engine"',
+            b"[]",
+            "rounds, line 2, is no round: a round log has one",
+        ),
+        (b"[1]", b"[]", "rounds, line 1, is no round"),
+        (b"\xff", b"[]", "rounds is no log: it is no UTF-8 text."),
+        (b"", b"{}", "requests is no request log: that is one JSON list."),
+        (b"", None, "requests cannot be read (No such file or directory)."),
+    ],
+)
+def test_a_file_that_is_no_log_is_a_sentence(
+    rounds: bytes,
+    requests: bytes | None,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = tmp_path / "rounds", tmp_path / "requests"
+    files[0].write_bytes(rounds)
+    if requests is not None:
+        files[1].write_bytes(requests)
+    monkeypatch.setattr(sys, "argv", ["check", str(files[0]), "--requests", str(files[1])])
+    with pytest.raises(SystemExit, match=re.escape(f"{tmp_path}/{sentence}")):
+        main()
