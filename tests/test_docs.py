@@ -156,11 +156,23 @@ def test_the_four_trips_pass_through_what_is_there() -> None:
         assert len(named) >= 5 and named <= defined, f"{name}: {named - defined}"
 
 
+def leads_somewhere(file: Path, place: str, heading: str) -> bool:
+    """Whether `place`, beside `file` or empty, is there, and has the heading if one is named."""
+    target = file.parent / place if place else file
+    return target.exists() and (not heading or heading in headings(target))
+
+
+def headings(file: Path) -> set[str]:
+    """As links name them."""
+    found = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-") for words in found}
+
+
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda f: str(f.relative_to(ROOT)))
 def test_links_and_files_exist(file: Path) -> None:
     text = file.read_text()
-    links = [link.split("#")[0] for link in re.findall(r"\]\((?!http|#)([^)]+)\)", text)]
-    lost = [link for link in links if not (file.parent / link).exists()]
+    links = re.findall(r"\]\((?!http)([^)]+)\)", text)
+    lost = [link for link in links if not leads_somewhere(file, *link.partition("#")[::2])]
     places = re.findall(r"`((?:dualpace|scripts|tests|conf|docs)/[\w./-]*[\w/])`", text)
     real = [place for place in places if not re.search("NAME|GROUP", place)]
     lost += [place for place in real if not (ROOT / place).exists()]
