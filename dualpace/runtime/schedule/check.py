@@ -195,8 +195,9 @@ def read_lines(path: Path) -> list[Record]:
 
 def read_list(path: Path) -> list[Record]:
     """A request log: a JSON list of objects. ConfigError for a file that is none."""
+    text = _text(path)
     try:
-        entries = json.loads(_text(path))
+        entries = json.loads(text)
     except ValueError:
         entries = None
     if not isinstance(entries, list):

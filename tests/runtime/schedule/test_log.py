@@ -274,7 +274,7 @@ def test_the_command_reads_files_and_ends_with_json(
         (
             b'{"engine": "gpu"}\n{"engine"',
             b"[]",
-            "rounds, line 2, is no round: a round log has one",
+            "rounds, line 2, is no round: a round log",
         ),
         (b"[1]", b"[]", "rounds, line 1, is no round"),
         (b"\xff", b"[]", "rounds is no log: it is no UTF-8 text."),
