@@ -1,6 +1,7 @@
 """Messages come out as they went in, and a mailbox keeps their order."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -110,4 +111,8 @@ def test_rings_add_up_and_one_silence_answers_them(channel: Channel) -> None:
     ring(channel.bell_up)
     ring(channel.bell_up)
     silence(channel.bell_up)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(channel.bell_up)
     silence(channel.bell_up)  # nobody rang: no error, no wait
+    ring(channel.bell_up)
+    assert os.eventfd_read(channel.bell_up) == 1
