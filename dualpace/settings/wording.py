@@ -148,6 +148,12 @@ def _in_file(error: Exception, cause: OmegaConfBaseException) -> str | None:
             f"{file} sets {key} inside of {package}: begin the file "
             f"with the line '# @package _global_'."
         )
+    for (group, schema), made in VARIANTS.items():
+        if group == package and key in meanings(made):
+            return (
+                f"{file} sets {key} of a schema that it does not name: begin the file with the "
+                f"line 'defaults: [{schema}, _self_]'."
+            )
     return f"In {file}, {_unknown_key(cause)}"
 
 

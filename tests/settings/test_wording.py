@@ -95,6 +95,21 @@ def test_a_mistake_in_a_file_of_ones_own_names_it(text: str, sentence: str, tmp_
     assert said[-1] in ".?" and "\n" not in said
 
 
+def test_a_policy_of_ones_own_has_to_name_its_schema(tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    file = tmp_path / "policy" / "own.yaml"
+    file.write_text("name: neo\nskips_longer: false\n")
+    words = (f"hydra.searchpath=['file://{tmp_path}']", "policy=own")
+    with pytest.raises(ConfigError) as caught:
+        load(*words)
+    assert str(caught.value) == (
+        "policy/own.yaml sets skips_longer of a schema that it does not name: begin the file with "
+        "the line 'defaults: [neo_schema, _self_]'."
+    )
+    file.write_text("defaults: [neo_schema, _self_]\nskips_longer: false\n")
+    assert load(*words).policy.skips_longer is False
+
+
 def test_a_file_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "hw").mkdir()
     (tmp_path / "hw" / "own.yaml").write_bytes(b"# @package _global_\nhw: {name: \xe9}\n")
