@@ -137,7 +137,9 @@ def wait_ready(
             late = f"was not ready within {config.bench.start_timeout_s:g} s"
             what = late if process.poll() is None else f"ended with status {process.returncode}"
             words = " ".join(log_path.read_text(errors="replace").split("\n")[-8:]).strip()
-            raise ConfigError(f"The server {what}. Its last words: {words[-1500:]}")
+            remedy = " (raise bench.start_timeout_s)" * (what == late)
+            said = f"Its last words: {words[-1500:]}" if words else "It said nothing."
+            raise ConfigError(f"The server {what}{remedy}. {said}")
         time.sleep(_POLL_S)
 
 

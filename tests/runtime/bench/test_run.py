@@ -237,6 +237,15 @@ def test_a_server_that_does_not_start_leaves_its_last_words() -> None:
         bench(settings("bench.peer=llama_cpp", "kv.gpu_blocks=100", broken))
 
 
+def test_a_server_that_is_late_and_silent_is_told_with_the_setting() -> None:
+    late = ("bench.peer_command=[sh,-c,'exec sleep 600']", "bench.start_timeout_s=0.01")
+    said = (
+        r"^The server was not ready within 0\.01 s \(raise bench\.start_timeout_s\)\. It said noth"
+    )
+    with pytest.raises(ConfigError, match=said):
+        bench(settings("bench.peer=llama_cpp", "kv.gpu_blocks=100", *late))
+
+
 def line(*overrides: str, longest: int = 300) -> str:
     """The command of a peer on two cores."""
     config = settings("bench.peer_command=[sh]", *overrides)
