@@ -12,6 +12,7 @@ DEVICES = ("auto", "cpu", "cuda")
 ASSIST_MODES = ("boundary", "stream")
 TOKEN_LIMIT = 1024  # gpu.token_limit where neither a setting nor a profile says
 MAX_BATCHED_TOKENS = 8192  # gpu.max_batched_tokens where nothing says, if token_limit is no more
+NEO_LAUNCH_MS = 0.8  # policy.launch_ms where nothing says and a device, real or simulated, launches
 HOST_ADMISSIONS = ("always", "profile")
 OUTPUT_ESTIMATES = ("declared", "quantile")
 
@@ -117,7 +118,7 @@ class NeoPolicyConfig(PolicyConfig):
     skips_longer: bool = True  # once a host row is refused, all as long are passed over
     needs_gpu_work: bool = True  # no host row runs without GPU rows
     launch_ms: float | None = None  # added to each predicted CPU attention of a layer; None: NEO's
-    # 0.8 in a simulation, nothing where times are measured
+    # 0.8 on a GPU and in a simulation, nothing where torch on the CPU stands in
     fp16_kernel: bool = True  # simulated CPU attention widens fp16 without AMX; false: our kernel
 
 

@@ -13,8 +13,10 @@ from dualpace.graphs.shard import Shard
 from dualpace.graphs.source import resolve_source
 from dualpace.graphs.spec import ModelSpec
 from dualpace.runtime.config import (
+    NEO_LAUNCH_MS,
     AssistConfig,
     GpuConfig,
+    NeoPolicyConfig,
     PolicyConfig,
     RuntimeConfig,
     ServerConfig,
@@ -116,7 +118,7 @@ def resolve(config: SystemConfig, hardware: Hardware | None = None) -> Plan:
             check_moves=config.kv.check_moves,
         ),
         assist=_assist(config.assist, cpu_rows, config.gpu.tp),
-        policy=_policy(config.policy),
+        policy=_policy(config.policy, device),
         server=_server(config.server if isinstance(config, ServeConfig) else ServerConfig(), cores),
         runtime=_runtime(config.runtime, cores),
         profile=profile,
@@ -250,7 +252,11 @@ def _assist(config: AssistConfig, largest_batch: int, gpu_ranks: int) -> AssistP
     return AssistPlan(post_attention_limit=p, post_layer_limit=f, mode=mode)
 
 
-def _policy(config: PolicyConfig) -> PolicyPlan:
+def _policy(config: PolicyConfig, device: str) -> PolicyPlan:
+    """NEO counts a fixed time for its launches into every CPU attention; the stand-in launches
+    nothing."""
+    if isinstance(config, NeoPolicyConfig) and config.launch_ms is None and device == "cuda":
+        config = replace(config, launch_ms=NEO_LAUNCH_MS)
     given = ((f.name, getattr(config, f.name)) for f in fields(config) if f.name != "name")
     options = tuple((name, value) for name, value in given if value is not None)
     return PolicyPlan(name=config.name, lockstep=config.lockstep, options=options)

@@ -7,6 +7,7 @@ import pytest
 
 from dualpace.errors import ConfigError
 from dualpace.graphs.shapes import SHAPES
+from dualpace.runtime.config import NEO_LAUNCH_MS
 from dualpace.runtime.plan import AssistPlan, Plan
 from dualpace.settings.compose import load
 from dualpace.settings.hardware import GIB, Gpu, Hardware
@@ -106,6 +107,19 @@ def test_without_a_host_tier_only_the_gpu_pool_counts() -> None:
 def test_where_requests_decode_on_the_host_with_the_gpu_alone_only_its_pool_counts() -> None:
     made = resolve(load("model=tiny_random", "policy=neo", "kv.gpu_blocks=16"), SMALL)
     assert made.kv.host_blocks > 16 and made.model.max_context == 256
+
+
+def test_neo_counts_its_launches_where_a_device_launches() -> None:
+    """As it does by default in a simulation, so that both decide by one rule."""
+
+    def launch_ms(*overrides: str, on: Hardware) -> object:
+        return dict(plan("policy=neo", *overrides, on=on).policy.options).get("launch_ms")
+
+    assert launch_ms(on=BIG) == NEO_LAUNCH_MS == 0.8
+    assert launch_ms(on=SMALL) is None
+    assert launch_ms("policy.launch_ms=0", on=BIG) == 0
+    assert launch_ms("policy.launch_ms=0.3", on=SMALL) == 0.3
+    assert "launch_ms" not in dict(plan("policy=dualpace", on=BIG).policy.options)
 
 
 def test_the_hard_limit_follows_the_soft_one() -> None:

@@ -13,7 +13,7 @@ from dualpace.cpu.config import MAX_BATCH_SIZE
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.metrics import summarize, window_rates
 from dualpace.runtime.bench.workload import RequestSpec, load_workload, means
-from dualpace.runtime.config import TOKEN_LIMIT, NeoPolicyConfig
+from dualpace.runtime.config import NEO_LAUNCH_MS, TOKEN_LIMIT, NeoPolicyConfig
 from dualpace.runtime.engine.logs import RequestLog, RoundLog
 from dualpace.runtime.routing import Route, route
 from dualpace.runtime.schedule.estimate import make_estimator
@@ -34,7 +34,6 @@ from dualpace.settings.schema import SimulateConfig
 
 TIMELINE_POINTS = 2000
 MAX_BLOCKS = 10_000_000  # of a pool: 160 million tokens
-NEO_LAUNCH_MS = 0.8  # in each of its predicted CPU attentions
 
 
 def simulate(config: SimulateConfig) -> dict[str, Any]:
