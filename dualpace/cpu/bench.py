@@ -105,7 +105,8 @@ def _main(options: argparse.Namespace) -> int:
     }
     for name, value in report.items():
         print(f"{name:12} {value}")
-    memory = fill((shared_empty if options.small_pages else huge_empty)(sizes.memory))
+    size = sizes.memory * (2 if options.float32 else 1)  # as many tokens
+    memory = fill((shared_empty if options.small_pages else huge_empty)(size))
     unit = {Level.AMX: TILES, Level.AVX512_BF16: VECTORS}.get(isa.level)
     report |= _run(sizes, options, threads, memory, unit)
     wrong = [r for r in report.get("attention", []) + report.get("dense", []) if not r["right"]]

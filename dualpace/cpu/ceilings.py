@@ -74,7 +74,7 @@ class Reader:
     def __init__(self, buffer: Tensor, num_threads: int) -> None:
         size = buffer.numel() * buffer.element_size() // (4 * _PIECE)
         self.bytes, self._threads = size * _PIECE * 4, num_threads
-        self._sums = np.zeros(1, np.float32)
+        self._buffer, self._sums = buffer, np.zeros(1, np.float32)
         self._block = np.array([0, size, buffer.data_ptr(), self._sums.ctypes.data], np.int64)
 
     def run(self) -> None:
