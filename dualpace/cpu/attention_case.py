@@ -86,8 +86,8 @@ class AttentionCase:
 
 
 def fill(memory: Tensor) -> Tensor:
-    """Between 2^-7 and 1 and their negatives in bf16, as in float32; few million that repeat. Gives
-    `memory`.
+    """Numbers between 2^-7 and 1 and their negatives, in bf16 as in float32: a few million that
+    repeat. Returns `memory`.
     """
     pattern = torch.empty(1 << 22, dtype=torch.int16).random_(0x3C00, 0x3F80)
     pattern[::3] |= -0x8000

@@ -23,6 +23,7 @@ from dualpace.cpu.openmp import parallel
 from dualpace.cpu.primitives import fetch_add, float32_at, int64_at
 
 _PIECE = 1 << 18  # float32 that a thread reads at a time: 1 MiB
+_TILE_STEPS = 40_000  # of four products each
 
 
 def best_seconds(run: Callable[[], Any], repeats: int) -> float:
@@ -89,13 +90,12 @@ class Reader:
 class TileSpinner:
     """`run` does `flops` on the tile unit without loading anything. Only where AMX works."""
 
-    def __init__(self, num_threads: int, steps: int = 40_000) -> None:
-        """steps: of four products each, about 30 ns."""
+    def __init__(self, num_threads: int) -> None:
         amx_probe.request_permission()
         self._threads = num_threads
-        self.flops = num_threads * steps * 4 * 2 * 16 * 16 * 32
+        self.flops = num_threads * _TILE_STEPS * 4 * 2 * 16 * 16 * 32
         self._config = np.frombuffer(amx_probe.tile_config(), np.uint8).copy()
-        self._block = np.array([0, self._config.ctypes.data, steps], np.int64)
+        self._block = np.array([0, self._config.ctypes.data], np.int64)
 
     def run(self) -> None:
         parallel(_tile_spinner(), self._block.ctypes.data, self._threads)
@@ -119,25 +119,25 @@ def _reader() -> int:
 
 
 @intrinsic
-def _spin_tiles(_context, config, steps):
+def _spin_tiles(_context, config):
     def codegen(ctx, builder, _signature, args):
         amx_ir.configure(builder, builder.inttoptr(args[0], ir.PointerType()), True)
         tiles = amx_ir.Tiles(builder, True)
         for tile in range(8):
             tiles.zero(tile)
-        with tiles.x.loop(args[1]):
+        with tiles.x.loop(_TILE_STEPS):
             for sums, left, right in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)):
                 tiles.multiply(sums, left, right)
         amx_ir.release(builder, True)
         return ctx.get_dummy_value()
 
-    return types.void(types.intp, types.intp), codegen
+    return types.void(types.intp), codegen
 
 
 @functools.cache
 def _tile_spinner() -> int:
     def kernel(block: Any) -> None:
         # Each thread does the whole count: the rates of all are wanted, not a division of work.
-        _spin_tiles(int64_at(block)[1], int64_at(block)[2])
+        _spin_tiles(int64_at(block)[1])
 
     return callback(kernel)

@@ -79,9 +79,8 @@ class Vectors:
         self.b.call(function, [self.at(base, offset), I32(0), I32(locality), I32(1)])
 
     @contextmanager
-    def loop(self, count: "int | ir.Value") -> Iterator[ir.Value]:
-        """A loop of at least one turn, whose body is emitted once; yields its int64 counter."""
-        limit = I64(count) if isinstance(count, int) else count
+    def loop(self, count: int) -> Iterator[ir.Value]:
+        """A loop whose body is emitted once; yields its int64 counter."""
         b, head = self.b, self.b.block
         body = b.append_basic_block("loop")
         b.branch(body)
@@ -92,7 +91,7 @@ class Vectors:
         step = b.add(counter, I64(1))
         counter.add_incoming(step, b.block)
         after = b.append_basic_block("after")
-        b.cbranch(b.icmp_signed("<", step, limit), body, after)
+        b.cbranch(b.icmp_signed("<", step, I64(count)), body, after)
         b.position_at_end(after)
 
     # Values

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpace.errors import ConfigError
+from dualpace.errors import ConfigError, unreadable
 
 # Value type of the format -> struct code.
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -40,7 +40,7 @@ class GGUFFile:
                     raise ConfigError(f"{path} is not a GGUF file; give a .gguf model")
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read ({error.strerror}): let this user") from error
+            raise unreadable(path, error) from error
         try:
             self._read_header()
         except (struct.error, KeyError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dualpace.errors import ConfigError
+from dualpace.errors import ConfigError, unreadable
 from dualpace.graphs.models import family_of
 from dualpace.graphs.spec import ModelSpec, RopeScaling
 
@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): let this user") from error
+        raise unreadable(path, error) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}); fetch the model again") from error
     if not isinstance(value, dict):

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dualpace.errors import ConfigError
+from dualpace.errors import ConfigError, unreadable
 from dualpace.graphs.gguf_tensors import GGUFTensors
 from dualpace.graphs.hf_config import read_json
 from dualpace.graphs.models import family_of
@@ -104,7 +104,7 @@ class SafetensorsFolder:
             path.open("rb").close()  # the library calls missing what it may not read
             return safe_open(path, framework="pt")
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read ({error.strerror}): let this user") from error
+            raise unreadable(path, error) from error
         except SafetensorError as error:
             raise ConfigError(f"{path} is damaged ({error}); fetch it again") from error
 

@@ -195,13 +195,9 @@ def read_lines(path: Path) -> list[Record]:
 
 def read_list(path: Path) -> list[Record]:
     """A request log: a JSON list of objects. ConfigError for a file that is none."""
-    text = _text(path)
-    try:
-        entries = json.loads(text)
-    except ValueError:
-        entries = None
-    if not isinstance(entries, list):
-        raise ConfigError(f"{path} is no request log: that is one JSON list.")
+    entries = _parsed(_text(path))
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{path} is no request log: that is one JSON list of objects.")
     return entries
 
 
@@ -215,13 +211,18 @@ def _text(path: Path) -> str:
 
 
 def _object(line: str, where: str) -> Record:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
+    record = _parsed(line)
     if not isinstance(record, dict):
         raise ConfigError(f"{where} is no round: a round log has one JSON object a line.")
     return record
+
+
+def _parsed(text: str) -> Any:
+    """None for what is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def main() -> int:

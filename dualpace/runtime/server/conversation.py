@@ -13,6 +13,7 @@ from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.lists import FIRST_FAULT
 from dualpace.runtime.server.wording import shown
 
+FRAME_CHARS = 20  # what a template writes around a message, which may be empty
 _ROLES = ("system", "developer", "user", "assistant")
 _TOOLS = "this server calls no tools"
 # Roles and fields of messages that ask for what is not built; null and what is empty asks nothing.

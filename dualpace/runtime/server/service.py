@@ -20,7 +20,7 @@ from dualpace.runtime.generation import (
     output_limit,
 )
 from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
-from dualpace.runtime.server.conversation import conversation
+from dualpace.runtime.server.conversation import FRAME_CHARS, conversation
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.health import Condition, condition
 from dualpace.runtime.server.metrics import Metrics
@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 # Shorter texts are tokenized on the event loop: they take less than handing them to a thread.
 _INLINE_CHARS = 2000
-_FRAME_CHARS = 20  # what a template writes around a message, which may be empty
 
 
 class Service:
@@ -123,7 +122,7 @@ class Service:
         request.check()
         params = request.params()
         messages = conversation(request.messages)
-        size = sum(len(message["content"]) + _FRAME_CHARS for message in messages)
+        size = sum(len(message["content"]) + FRAME_CHARS for message in messages)
         variables, limit = request.chat_template_kwargs, self._max_context
         prompt = await _off_loop(size, encode_chat, tokenizer, messages, limit, variables)
         form = request.logprob_form

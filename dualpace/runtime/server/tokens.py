@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from dualpace.runtime.generation import Tokenizer, chat_text, encode_text
-from dualpace.runtime.server.conversation import ChatMessage, conversation
+from dualpace.runtime.server.conversation import FRAME_CHARS, ChatMessage, conversation
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.lists import FIRST_FAULT, TokenIds
 from dualpace.runtime.server.openai import Strict
@@ -23,7 +23,7 @@ class TokenizeRequest(Strict):
     def size(self) -> int:
         """Characters, roughly; a template writes some around each message."""
         contents = [message.content for message in self.messages or ()]
-        return len(self.prompt or "") + sum(len(str(content)) + 20 for content in contents)
+        return len(self.prompt or "") + sum(len(str(each)) + FRAME_CHARS for each in contents)
 
 
 class DetokenizeRequest(Strict):

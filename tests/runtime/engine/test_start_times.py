@@ -126,6 +126,14 @@ def layer_times(host_s: float) -> LayerTimes:
     return {"gpu": gpu, "cpu": {**host, "host_post_layer": [(1, host_s)]}}
 
 
+async def crowd(engine: Engine) -> None:
+    """All are asked at once, and HBM holds one or two."""
+    await engine.until(lambda: engine._stats.is_ready)
+    engine.ask(range(8), prompt_len=70, max_tokens=20)
+    await engine.until_answered()
+    await engine.until_idle()
+
+
 @pytest.mark.parametrize(
     ("host_s", "admission", "takes"),
     [(0.1, "profile", True), (1e6, "profile", False), (1e6, "always", True)],
@@ -133,16 +141,8 @@ def layer_times(host_s: float) -> LayerTimes:
 def test_prompts_go_to_the_host_where_the_workers_times_say_that_it_pays(
     host_s: float, admission: str, takes: bool
 ) -> None:
-    """All are asked at once, and HBM holds one or two."""
-
-    async def story(engine: Engine) -> None:
-        await engine.until(lambda: engine._stats.is_ready)
-        engine.ask(range(8), prompt_len=70, max_tokens=20)
-        await engine.until_answered()
-        await engine.until_idle()
-
     times = layer_times(host_s)
-    engine = play(story, f"policy.host_admission={admission}", layer_times=times)
+    engine = play(crowd, f"policy.host_admission={admission}", layer_times=times)
     assert not engine.failure and all(len(a) == 20 for a in engine.answers.values())
     assert (engine._stats.events["prefill_cpu"] > 0) == takes
     assert (engine._stats.tokens["cpu"] > 0) == takes
@@ -152,16 +152,10 @@ def test_prompts_go_to_the_host_where_the_workers_times_say_that_it_pays(
 def test_a_host_row_is_not_assisted_while_that_costs_several_rows_in_hbm_as_much_as_a_round(
     admission: str, spares: bool
 ) -> None:
-    async def story(engine: Engine) -> None:
-        await engine.until(lambda: engine._stats.is_ready)
-        engine.ask(range(8), prompt_len=70, max_tokens=20)
-        await engine.until_answered()
-        await engine.until_idle()
-
     times = layer_times(0.1)
     times["gpu"] |= {"linear": [(1, 1.0)], "post_layer": [(1, 0.0)]}
     fused = ("assist.post_attention_limit=0", "assist.post_layer_limit=0", "cpu.max_batch_size=1")
-    engine = play(story, f"policy.host_admission={admission}", *fused, layer_times=times)
+    engine = play(crowd, f"policy.host_admission={admission}", *fused, layer_times=times)
     assert not engine.failure and all(len(a) == 20 for a in engine.answers.values())
     routes = {ROUTES[batch.route] for batch in engine.handle("cpu").batches}
     assert Route.FUSED_ASSIST in routes

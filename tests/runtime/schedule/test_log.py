@@ -278,7 +278,8 @@ def test_the_command_reads_files_and_ends_with_json(
         ),
         (b"[1]", b"[]", "rounds, line 1, is no round"),
         (b"\xff", b"[]", "rounds is no log: it is no UTF-8 text."),
-        (b"", b"{}", "requests is no request log: that is one JSON list."),
+        (b"", b"{}", "requests is no request log: that is one JSON list of objects."),
+        (b"", b"[1]", "requests is no request log"),
         (b"", None, "requests cannot be read (No such file or directory)."),
     ],
 )

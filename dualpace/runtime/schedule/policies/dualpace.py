@@ -26,13 +26,12 @@ class DualPace:
         migrate_every: int = 0,
     ) -> None:
         self._departures = Departures(chunk_prompts, admission, migrate_every)
-        self._admission = admission
 
     def gpu_round(self, view: View) -> GpuRound:
         return gpu_round(view, self._departures)
 
     def cpu_round(self, view: View) -> CpuRound:
-        decision = cpu_round(view)
-        if self._admission is not None and decision.decode:
-            decision.may_assist = self._admission.lets_assist(view, len(decision.decode))
+        decision, admission = cpu_round(view), self._departures.host_admission
+        if admission is not None and decision.decode:
+            decision.may_assist = admission.lets_assist(view, len(decision.decode))
         return decision
