@@ -1,119 +1,57 @@
-"""Command-line entry points: Hydra at the edge, one ConfigError sentence instead of a traceback.
-
-Heavy imports (torch, fastapi) wait inside the functions, so `--help` and `--cfg` stay instant.
+"""Command-line entry points. What takes long to import waits inside the functions: Ctrl-C finds a
+handler before it, and `--help` and `--cfg` stay instant.
 """
 
 import functools
 import logging
 import os
-import select
 import shlex
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
-
-import hydra
-from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dualpace.errors import ConfigError
-from dualpace.runtime.bench.config import PlotConfig
-from dualpace.settings.check import check
-from dualpace.settings.compose import as_schema, check_words, conf_dir, help_text, register
-from dualpace.settings.schema import (
-    BenchConfig,
-    ProfileHwConfig,
-    ServeConfig,
-    SimulateConfig,
-    SystemConfig,
-)
-from dualpace.settings.wording import sentence, unknown_option
-from dualpace.version import version
+
+if TYPE_CHECKING:
+    from dualpace.runtime.bench.config import PlotConfig
+    from dualpace.settings.schema import (
+        BenchConfig,
+        ProfileHwConfig,
+        ServeConfig,
+        SimulateConfig,
+    )
 
 log = logging.getLogger(__name__)
-register()
 
 
 def command(name: str, body: Callable[[Any], None]) -> None:
-    """Runs `body(config)` with the settings of conf/NAME.yaml and the command line. What a person
-    can mend leaves as one sentence and exit status 1, Ctrl-C as one log line; a reader of stdout
-    that has enough, as `head`, as nothing."""
-    try:
+    """Runs a command (`command.run`). Outside of `body` there is nothing to end, so there Ctrl-C
+    ends the process where it is: raised as KeyboardInterrupt it would come out of an import or of
+    Hydra's parser as whatever they make of it."""
+    inside = outside = signal.getsignal(signal.SIGINT)
+    if inside is signal.default_int_handler:  # not where a shell lets its jobs ignore it
+        outside = _end_at_once
+
+    def guarded(config: Any) -> None:
+        signal.signal(signal.SIGINT, inside)
         try:
-            _command(name, body)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        _end_without_reader()
-    except KeyboardInterrupt:  # while settings are composed; nobody logs yet
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-
-
-def _end_without_reader() -> NoReturn:
-    """Handles a BrokenPipeError; raises it again if it is another pipe's."""
-    if not _reader_is_gone():
-        raise
-    raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-def _reader_is_gone() -> bool:
-    """Whether stdout is a pipe that nobody reads; if so, what is left in it is dropped."""
-    state = select.poll()
-    state.register(sys.stdout.fileno(), select.POLLOUT)
-    gone = any(event & select.POLLERR for _, event in state.poll(0))
-    if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return gone
-
-
-def _command(name: str, body: Callable[[Any], None]) -> None:
-
-    composing = True
-
-    def task(node: DictConfig) -> None:
-        nonlocal composing
-        composing = False
-        try:
-            config = as_schema(node)
-            if isinstance(config, SystemConfig):
-                check(config)
             body(config)
-        except ConfigError as error:
-            if HydraConfig.get().mode is RunMode.MULTIRUN:  # the sweep's other points still run
-                raise CompactHydraException(str(error)) from None
-            sys.exit(str(error))
-        except BrokenPipeError:  # Hydra would say that the job has failed
-            _end_without_reader()
-        except KeyboardInterrupt:
-            log.info("interrupted")
-            raise SystemExit(130) from None
+        finally:
+            signal.signal(signal.SIGINT, outside)
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises what it would otherwise print at length
+    signal.signal(signal.SIGINT, outside)
     try:
-        if {"--help", "-h"} & set(sys.argv):
-            print(help_text(name, sys.argv[1:]))
-            return
-        if "--version" in sys.argv:
-            print(f"DualPace {version()}")
-            return
-        _, unknown = get_args_parser().parse_known_args()
-        if unknown:
-            sys.exit(unknown_option(name, unknown[0], sys.argv[1:]))
-        check_words(sys.argv[1:], name)
-        hydra.main(version_base="1.3", config_path=conf_dir(), config_name=name)(task)()
-    except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(sentence(error))
-    except (YAMLError, ValueError) as error:
-        if not composing:  # by then a ValueError is a fault of ours
-            raise
-        sys.exit(str(error) if isinstance(error, ConfigError) else sentence(error))
+        from dualpace.command import run
+
+        run(name, guarded)
+    finally:
+        signal.signal(signal.SIGINT, inside)
+
+
+def _end_at_once(number: int, frame: object) -> NoReturn:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)
 
 
 def serve() -> None:
@@ -121,7 +59,7 @@ def serve() -> None:
     command("serve", _serve)
 
 
-def _serve(config: ServeConfig) -> None:
+def _serve(config: "ServeConfig") -> None:
     from dualpace.settings.resolve import resolve
 
     plan = resolve(config)
@@ -140,7 +78,7 @@ def doctor() -> None:
     command("doctor", functools.partial(_doctor, as_json=as_json))
 
 
-def _doctor(config: ServeConfig, as_json: bool) -> None:
+def _doctor(config: "ServeConfig", as_json: bool) -> None:
     from dualpace.doctor import run
 
     if not run(config, as_json):
@@ -152,7 +90,7 @@ def simulate() -> None:
     command("simulate", _simulate)
 
 
-def _simulate(config: SimulateConfig) -> None:
+def _simulate(config: "SimulateConfig") -> None:
     from dualpace.runtime.simulate.report import print_report
     from dualpace.runtime.simulate.run import simulate as run
 
@@ -164,7 +102,7 @@ def bench() -> None:
     command("bench", _bench)
 
 
-def _bench(config: BenchConfig) -> None:
+def _bench(config: "BenchConfig") -> None:
     from dualpace.runtime.bench.report import print_report
 
     try:
@@ -183,7 +121,7 @@ def profile_hw() -> None:
     command("profile_hw", _profile_hw)
 
 
-def _profile_hw(config: ProfileHwConfig) -> None:
+def _profile_hw(config: "ProfileHwConfig") -> None:
     from dualpace.runtime.profile.run import run
 
     run(config)
@@ -194,7 +132,7 @@ def plot() -> None:
     command("plot", _plot)
 
 
-def _plot(config: PlotConfig) -> None:
+def _plot(config: "PlotConfig") -> None:
     from dualpace.runtime.bench.plot import plot as run
 
     run(config)

@@ -12,11 +12,15 @@ from dualpace.errors import ConfigError
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """A ConfigError of what is done inside ends the process with its text and status 1."""
+    """A ConfigError of what is done inside ends the process with its text and status 1, Ctrl-C with
+    a word and the shell's status."""
     try:
         yield
     except ConfigError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def key_values(words: Sequence[str], text: str, known: Collection[str] = ()) -> dict[str, str]:

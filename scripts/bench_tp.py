@@ -21,7 +21,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["iteration"]:
         from dualpace.runtime.profile.contest import main
 
-        sys.exit(main(sys.argv[2:]))
+        main(sys.argv[2:])
+        sys.exit()
     from dualpace.graphs.bench_ranks import main as other_parts
 
     sys.exit(other_parts(sys.argv[1:], __doc__))

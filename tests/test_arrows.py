@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/simulate",),
     ("runtime/profile",),
     ("bench.py",),
-    ("doctor.py",),
+    ("command.py", "doctor.py"),
     ("cli.py", "__init__.py"),
 )
 LEVEL = {place: level for level, places in enumerate(LAYERS) for place in places}

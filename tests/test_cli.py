@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dualpace import cli
 from dualpace.version import version
 from tests.servers import PATIENCE_S
 
@@ -179,15 +178,44 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_while_settings_are_composed_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*words: object) -> None:
-        raise KeyboardInterrupt
+# Ctrl-C comes while MODULE is imported, which is on the way to the first job.
+IMPORTS_AND_CTRL_C = """
+import os, signal, sys
 
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # it is set there for good
-    monkeypatch.setattr(cli, "check_words", interrupt)
-    monkeypatch.setattr(sys, "argv", ["serve.py"])
-    with pytest.raises(SystemExit) as caught:
-        cli.serve()
-    assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+class CtrlC:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+sys.argv = [MODULE, "+hw=cpu", "--cfg", "job"]
+from dualpace import cli
+cli.serve()
+"""
+
+
+@pytest.mark.parametrize("module", ["dualpace.command", "hydra._internal.hydra"])
+def test_ctrl_c_before_a_command_begins_is_one_line_too(module: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"MODULE = {module!r}\n{IMPORTS_AND_CTRL_C}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_job_that_a_shell_lets_ignore_ctrl_c_ignores_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"MODULE = 'hydra'\n{IMPORTS_AND_CTRL_C}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "port: 8000" in done.stdout

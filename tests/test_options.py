@@ -59,6 +59,12 @@ def test_what_a_user_can_mend_ends_a_script_as_a_sentence() -> None:
         raise ConfigError("n=0 is wrong.")
 
 
+def test_ctrl_c_ends_a_script_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, sentences():
+        raise KeyboardInterrupt
+    assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.parametrize("script", ["bench_engine", "bench_settings"])
 def test_a_load_without_its_trace_asks_for_it(script: str) -> None:
     command = [sys.executable, str(SCRIPTS / f"{script}.py")]

@@ -8,7 +8,6 @@ GPU worker, since every stage runs on the CPU.
 import copy
 import json
 import select
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,6 +17,7 @@ from typing import Any
 
 from dualpace.cpu.topology import format_cpus, shares
 from dualpace.errors import ConfigError
+from dualpace.options import sentences
 from dualpace.runtime.messages import CpuBatch, Phase, Ready, StepDone
 from dualpace.runtime.plan import Plan
 from dualpace.runtime.process import ending
@@ -118,15 +118,11 @@ def summary(turns: Mapping[int, Sequence[Turn]]) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> None:
     """`out=FILE`, all else as for scripts/profile_hw.py: cpu.tp, model, profile.decode_batches,
-    decode_contexts and layers. Prints a table, then one JSON line; the exit status."""
-    try:
+    decode_contexts and layers. Prints a table, then one JSON line."""
+    with sentences():
         compare(arguments)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
 
 
 def compare(arguments: Sequence[str]) -> None:
