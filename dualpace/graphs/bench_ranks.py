@@ -27,11 +27,11 @@ _KEYS = (
 _GPU_RANK = "from dualpace.graphs.bench_ranks import gpu_rank; gpu_rank()"
 
 
+@sentences()
 def main(arguments: list[str], text: str = __doc__) -> int:
     """`text` is what `--help` prints."""
     options = key_values(arguments, text, _KEYS)
-    with sentences():
-        device, size = _checked(options)
+    device, size = _checked(options)
     if device == "cuda" and torch.cuda.device_count() < size:
         print(f"{size} GPUs are needed and {torch.cuda.device_count()} are here: nothing was run")
         print(json.dumps({"skipped": f"fewer than {size} GPUs"}))

@@ -188,6 +188,7 @@ def measure(rows: int, rounds: int) -> dict[str, float]:
     return result
 
 
+@sentences()
 def main() -> None:
     """Prints lines for people and one of JSON."""
     parser = argparse.ArgumentParser(
@@ -203,8 +204,7 @@ def main() -> None:
     )
     parser.add_argument("--step-ms", type=float, help="a GPU step; default: predicted for it")
     args = parser.parse_args()
-    with sentences():
-        gpu_ms, cpu_ms = predicted_ms(args.machine, args.rows)
+    gpu_ms, cpu_ms = predicted_ms(args.machine, args.rows)
     result = measure(args.rows, args.rounds)
     result["step_ms"] = args.step_ms or round(gpu_ms, 2)
     result["cpu_step_ms"] = round(cpu_ms, 2)
