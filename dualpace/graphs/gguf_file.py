@@ -19,6 +19,8 @@ from dualpace.errors import ConfigError, unreadable
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
+F32 = 0  # a ggml_type
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:
@@ -43,7 +45,7 @@ class GGUFFile:
             raise unreadable(path, error) from error
         try:
             self._read_header()
-        except (struct.error, KeyError, UnicodeDecodeError) as error:
+        except (struct.error, KeyError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is damaged or cut short; fetch it again") from error
 
     def _read_header(self) -> None:
@@ -58,6 +60,8 @@ class GGUFFile:
             self.metadata[key] = self._value(self._scalar("I"))
         records = [self._tensor_record() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise KeyError("general.alignment")
         start = -(-self._at // alignment) * alignment
         self.tensors = {
             name: TensorRecord(shape, ggml_type, start + offset)

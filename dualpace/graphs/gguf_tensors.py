@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from dualpace.errors import ConfigError
-from dualpace.graphs.gguf_file import GGUFFile
+from dualpace.graphs.gguf_file import F32, GGUFFile
 
 # ggml_type -> (values a block, bytes a block)
-_F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
-_PLAIN = {_F32: torch.float32, _F16: torch.float16, _BF16: torch.bfloat16}
+_F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 1, 2, 3, 8, 30
+_PLAIN = {F32: torch.float32, _F16: torch.float16, _BF16: torch.bfloat16}
 _BLOCK_BYTES = {_Q4_0: 18, _Q4_1: 20, _Q8_0: 34}
 _BLOCK_VALUES = 32
 _PIECE_BLOCKS = 4096
@@ -33,19 +33,29 @@ class GGUFTensors:
         return name in self._file.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape in torch's order; ConfigError for a name that the file lacks."""
+        """Shape in torch's order; ConfigError for a tensor that the file lacks, or cannot hold."""
         if not self.has(name):
             raise ConfigError(f"{self._file.path} has no tensor {name}; it is not a complete model")
-        return self._file.tensors[name].shape
+        record = self._file.tensors[name]
+        values, size = self._block_of(name)
+        if not record.shape or record.shape[-1] % values:
+            raise ConfigError(
+                f"{self._file.path} has {name} of shape {list(record.shape)} in blocks of {values} "
+                f"values; it is damaged, fetch it again"
+            )
+        if record.offset + math.prod(record.shape) // values * size > len(self._file.data):
+            raise ConfigError(f"{self._file.path} is cut short; fetch it again")
+        return record.shape
 
     def read_into(self, name: str, out: Tensor, rows: range, columns: range | None) -> None:
         """Write these rows and columns (None: of a vector) of a tensor to `out` (float32 or bf16,
-        contiguous). Whole quantization blocks are read, and no others than the part touches.
+        contiguous). Whole quantization blocks are read, and no others than the part touches. Its
+        `shape` was asked for before.
         """
         record = self._file.tensors[name]
         if columns is None:
             rows, columns = range(1), rows
-        values, size = _block_of(record.ggml_type)
+        values, size = self._block_of(name)
         first, last = columns.start // values, -(-columns.stop // values)
         width = record.shape[-1] // values * size  # bytes of a row
         height = math.prod(record.shape) // record.shape[-1]
@@ -59,9 +69,27 @@ class GGUFTensors:
             start = columns.start - first * values
             out.copy_(blocks[:, start : start + len(columns)].view_as(out))
 
+    def _block_of(self, name: str) -> tuple[int, int]:
+        """(values, bytes) of a block of the tensor's type; ConfigError for an unknown one."""
+        kind = self._file.tensors[name].ggml_type
+        if kind in _PLAIN:
+            return 1, _PLAIN[kind].itemsize
+        if kind in _BLOCK_BYTES:
+            return _BLOCK_VALUES, _BLOCK_BYTES[kind]
+        import gguf  # takes 0.2 s, and most files do not need it
+
+        try:
+            known = gguf.GGMLQuantizationType(kind)
+            values, size = gguf.GGML_QUANT_SIZES[known]
+            gguf.quants.dequantize(np.zeros((1, size), np.uint8), known)
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(
+                f"{self._file.path} has {name} in a format that the installed gguf package cannot "
+                f"read ({error}); use another file of the model"
+            ) from error
+        return values, size
+
     def _bytes(self, offset: int, size: int) -> Tensor:
-        if offset + size > len(self._file.data):
-            raise ConfigError(f"{self._file.path} is cut short; fetch it again")
         # frombuffer warns about a read-only buffer; nothing writes to these views.
         array = np.frombuffer(self._file.data, np.uint8, size, offset)
         array.flags.writeable = False
@@ -84,22 +112,10 @@ def _decode(kind: int, raw: Tensor, out: Tensor) -> None:
     elif kind in _BLOCK_BYTES:
         _decode_blocks(kind, raw.reshape(-1, _BLOCK_BYTES[kind]), out.view(-1, _BLOCK_VALUES))
     else:
-        import gguf  # takes 0.2 s, and most files do not need it
+        import gguf
 
         decoded = gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType(kind))
         out.copy_(torch.from_numpy(decoded))
-
-
-def _block_of(kind: int) -> tuple[int, int]:
-    """(values, bytes) of a block of this type."""
-    if kind in _PLAIN:
-        return 1, _PLAIN[kind].itemsize
-    if kind in _BLOCK_BYTES:
-        return _BLOCK_VALUES, _BLOCK_BYTES[kind]
-    import gguf
-
-    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
-    return values, size
 
 
 def _decode_blocks(kind: int, raw: Tensor, values: Tensor) -> None:

@@ -91,6 +91,10 @@ class SafetensorsFolder:
             shard_of = read_json(index).get("weight_map")
             if not isinstance(shard_of, dict):
                 raise ConfigError(f"{index} has no weight_map; fetch the model again")
+            for name, shard in shard_of.items():
+                if not isinstance(shard, str):
+                    text = f"{index} names {shard!r} for {name}, which is no file"
+                    raise ConfigError(f"{text}; fetch the model again")
             shards = sorted(set(shard_of.values()))
         else:
             shards = ["model.safetensors"]
@@ -178,7 +182,7 @@ def _assemble(
 def _check_shapes(file: TensorFile, stored: list[str], wanted: tuple[int, ...]) -> None:
     """ConfigError unless the tensors, one below the other, are of the shape that is wanted."""
     shapes = [file.shape(name) for name in stored]
-    rows = sum(shape[0] for shape in shapes)
+    rows = sum(shape[0] for shape in shapes if shape)
     if rows != wanted[0] or any(shape[1:] != wanted[1:] for shape in shapes):
         raise ConfigError(
             f"tensors {', '.join(stored)} have shapes {shapes}, the model's configuration asks for "

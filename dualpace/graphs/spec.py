@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,20 @@ _SIZES = {
     "vocab": "vocabulary",
     "max_context": "context",
 }
+_LARGEST = 2**31 - 1
+_ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "factors")
+
+
+def _check_positive(words: str, value: object) -> None:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise _wrong(words, value, "a number above 0")
+
+
+def _wrong(words: str, value: object, rule: str) -> ConfigError:
+    return ConfigError(
+        f"the model's {words} is {value!r} and must be {rule}: its files are damaged, or of "
+        f"another kind; fetch it again"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +47,7 @@ class RopeScaling:
     """How rotary frequencies depart from `theta ** (-2i / head_dim)`.
 
     kind: default | linear | dynamic | llama3 | factors. `factors` (one divisor a frequency) is how
-    GGUF files store llama3 scaling.
+    GGUF files store llama3 scaling. ConfigError for what is no number above 0.
     """
 
     kind: str = "default"
@@ -41,6 +56,16 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position: int = 0  # tokens; dynamic and llama3
     factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in _ROPE_KINDS:
+            raise _wrong("RoPE scaling", self.kind, f"one of {', '.join(_ROPE_KINDS)}")
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            _check_positive(f"RoPE {name}", getattr(self, name))
+        for factor in self.factors:
+            _check_positive("RoPE factors", factor)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise _wrong("RoPE high_freq_factor", self.high_freq_factor, "above low_freq_factor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +93,18 @@ class ModelSpec:
     def __post_init__(self) -> None:
         for name, words in _SIZES.items():
             size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise _wrong(words, size, "a whole number from 1 on")
+            if not isinstance(size, int) or not 1 <= size <= _LARGEST:
+                raise _wrong(words, size, f"a whole number from 1 to {_LARGEST}")
         if self.num_q_heads % self.num_kv_heads:
             what = f"a divisor of its {self.num_q_heads} query heads"
             raise _wrong(_SIZES["num_kv_heads"], self.num_kv_heads, what)
         if self.head_dim % 2:
             raise _wrong(_SIZES["head_dim"], self.head_dim, "even, as rotary positions turn pairs")
-        for words, value in (("rms_eps", self.rms_eps), ("rope_theta", self.rope_theta)):
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise _wrong(words, value, "a number above 0")
+        pairs, factors = self.head_dim // 2, len(self.rope_scaling.factors)
+        if self.rope_scaling.kind == "factors" and factors != pairs:
+            raise _wrong("number of RoPE factors", factors, f"{pairs}, one a frequency")
+        _check_positive("rms_eps", self.rms_eps)
+        _check_positive("rope_theta", self.rope_theta)
 
     @property
     def q_size(self) -> int:
@@ -112,14 +139,14 @@ class ModelSpec:
         for name, field in known.items():
             if name not in fields and field.default is dataclasses.MISSING:
                 raise ConfigError(f"the shape has no {name}, which every model has")
-        scaling = dict(fields.get("rope_scaling", {}))
-        scaling["factors"] = tuple(scaling.get("factors", ()))
-        eos = tuple(fields.get("eos_token_ids", ()))
-        return cls(**{**fields, "rope_scaling": RopeScaling(**scaling), "eos_token_ids": eos})
-
-
-def _wrong(words: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(
-        f"the model's {words} is {value!r} and must be {rule}: its files are damaged, or of "
-        f"another kind; fetch it again"
-    )
+        try:
+            scaling = dict(fields.get("rope_scaling", {}))
+            scaling["factors"] = tuple(scaling.get("factors", ()))
+            rope = RopeScaling(**scaling)
+            eos = tuple(map(operator.index, fields.get("eos_token_ids", ())))
+        except TypeError as error:
+            raise ConfigError(
+                f"the shape's rope_scaling or eos_token_ids cannot be read ({error}): the first is "
+                f"an object, the second a list of token ids"
+            ) from error
+        return cls(**{**fields, "rope_scaling": rope, "eos_token_ids": eos})

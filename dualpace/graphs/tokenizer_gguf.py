@@ -70,6 +70,8 @@ def backend_from_gguf(file: GGUFFile) -> tuple[Tokenizer, SpecialTokens]:
             special_tokens=[(bos, meta["bos_token_id"])],
         )
     template = file.metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ConfigError(f"{file.path} has a chat template that is no text; fetch it again")
     return backend, SpecialTokens(names, frozenset(special), template)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from dualpace.errors import ConfigError
 from dualpace.graphs.gguf_file import GGUFFile
+from dualpace.graphs.gguf_spec import spec_from_gguf
 from dualpace.graphs.gguf_tensors import GGUFTensors
+from dualpace.graphs.load import load_weights
 from dualpace.graphs.models.family import GGUF_NAMES, HF_NAMES
-from dualpace.graphs.source import resolve_source
+from dualpace.graphs.source import Source, resolve_source
 from dualpace.graphs.tokenizer import load_tokenizer
 from tests.graphs.reference import (
     SIZES,
@@ -138,9 +141,73 @@ def test_other_architectures_and_damaged_files_are_refused(tmp_path: Path) -> No
     write_gguf(path, model, "llama", extra={"tokenizer.ggml.model": "gpt2"})
     with pytest.raises(ConfigError, match=r"model\.gguf has no tokenizer that can be read"):
         load_tokenizer(resolve_source(str(path)))
+    source = resolve_source("smollm2")
+    assert source.file is not None
+    source.file.metadata["tokenizer.chat_template"] = ["a"]
+    with pytest.raises(ConfigError, match="has a chat template that is no text"):
+        load_tokenizer(source)
     path.write_bytes(b"not a model")
     with pytest.raises(ConfigError, match="not a GGUF file"):
         resolve_source(str(path))
+
+
+def test_metadata_that_no_model_has_is_refused_by_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", save_tiny(tmp_path, CONFIGS["llama"]), "llama")
+    file = GGUFFile(tmp_path / "model.gguf")
+    assert spec_from_gguf(file).num_q_heads == 4
+    sound = dict(file.metadata)
+    sizes = ("attention.head_count", "attention.head_count_kv", "attention.key_length")
+    for key in (*sizes, "embedding_length", "block_count", "context_length"):
+        for value in (0, -1, 1.5, "four", [4, 4]):
+            file.metadata = sound | {f"llama.{key}": value}
+            with pytest.raises(
+                ConfigError, match=rf"llama\.{key}=.*a whole number from 1 on belongs"
+            ):
+                spec_from_gguf(file)
+    for key in ("llama.attention.layer_norm_rms_epsilon", "llama.expert_count", "split.count"):
+        file.metadata = sound | {key: []}
+        with pytest.raises(ConfigError, match=rf"has {key}=\[\], where a number belongs"):
+            spec_from_gguf(file)
+    file.metadata = sound | {"tokenizer.ggml.eos_token_id": [2]}
+    with pytest.raises(ConfigError, match=r"eos_token_id=\[2\], where a token id belongs"):
+        spec_from_gguf(file)
+    file.metadata = sound | {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 999}
+    assert spec_from_gguf(file).eos_token_ids == (2,)  # the other is beyond the vocabulary
+    file.metadata = sound | {"llama.rope.scaling.type": "linear"}
+    with pytest.raises(ConfigError, match=r"has no llama\.rope\.scaling\.factor"):
+        spec_from_gguf(file)
+    file.metadata["llama.rope.scaling.factor"] = 0.0
+    with pytest.raises(ConfigError, match=r"RoPE factor is 0\.0 and must be a number above 0"):
+        spec_from_gguf(file)
+
+
+def test_tensors_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path, CONFIGS["llama"])
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, "llama", factors=torch.ones(8))
+    file = GGUFFile(path)
+    name, factors = "blk.1.attn_q.weight", file.tensors["rope_freqs.weight"]
+    sound = file.tensors[name]
+    for odd, message in (
+        (replace(sound, ggml_type=999), "a format that the installed gguf package cannot read"),
+        (replace(sound, ggml_type=int(KINDS.I8)), r"cannot read \(.*I8"),
+        (replace(sound, ggml_type=int(KINDS.Q6_K)), r"of shape \[64, 64\] in blocks of 256 values"),
+        (replace(sound, shape=()), r"has blk\.1\.attn_q\.weight of shape \[\]"),
+        (replace(sound, shape=(2**40, 64)), "is cut short; fetch it again"),
+    ):
+        file.tensors[name] = odd
+        with pytest.raises(ConfigError, match=message):
+            load_weights(Source("gguf", path, spec_from_gguf(file), "", file), torch.float32)
+    file.tensors["rope_freqs.weight"] = replace(factors, shape=(7,))
+    with pytest.raises(ConfigError, match=r"of shape \[7\], where 8 float32 belong, one a freq"):
+        spec_from_gguf(file)
+    file.tensors["rope_freqs.weight"] = replace(factors, offset=len(file.data))
+    with pytest.raises(ConfigError, match="is cut short"):
+        spec_from_gguf(file)
+    file.tensors["rope_freqs.weight"] = factors
+    file.tensors["token_embd.weight"] = replace(sound, shape=(2**40, 64))
+    with pytest.raises(ConfigError, match="vocabulary is 1099511627776 and must be a whole number"):
+        spec_from_gguf(file)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q6_K"])

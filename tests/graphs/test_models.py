@@ -114,6 +114,10 @@ def test_missing_and_damaged_shards_are_one_sentence(tmp_path: Path) -> None:
     shards[1].unlink()
     with pytest.raises(ConfigError, match=re.escape(f"{shards[1]} is missing")):
         load_stages(str(tmp_path))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": None}}))
+    with pytest.raises(ConfigError, match=r"names None for .*, which is no file"):
+        load_stages(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -174,6 +178,17 @@ REFUSED = {
     "for RoPE, where an object belongs": {"rope_parameters": [1]},
     "architectures=7, where a list belongs": {"architectures": 7},
     "model architecture 7 is not supported": {"architectures": [7]},
+    "RoPE factor is inf and must be a number above 0": {
+        "rope_scaling": {"rope_type": "linear", "factor": float("inf")}
+    },
+    "high_freq_factor is 1.0 and must be above low_freq_factor": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8,
+            "low_freq_factor": 1,
+            "high_freq_factor": 1,
+        }
+    },
     "num_hidden_layers='many'": {"num_hidden_layers": "many"},
     "holds 'end', which is no token id": {"eos_token_id": [2, "end"]},
 }
@@ -198,7 +213,13 @@ def test_a_shape_of_ones_own_is_refused_by_what_it_lacks_or_has_too_much(tmp_pat
     file, shape = tmp_path / "shape.json", json.loads(SHAPES["tiny"].to_json())
     for change, words in (
         ({"colour": 1}, "a shape has no colour: it has architecture, hidden"),
-        ({"num_layers": 0}, "number of layers is 0 and must be a whole number from 1 on"),
+        ({"num_layers": 0}, "number of layers is 0 and must be a whole number from 1 to 21474836"),
+        ({"rope_scaling": 5}, r"rope_scaling or eos_token_ids cannot be read \('int' object"),
+        ({"rope_scaling": {"colour": 1}}, "cannot be read .*colour"),
+        ({"rope_scaling": {"kind": "yarn"}}, "RoPE scaling is 'yarn' and must be one of default"),
+        ({"rope_scaling": {"factor": 0}}, "RoPE factor is 0 and must be a number above 0"),
+        ({"rope_scaling": {"kind": "factors"}}, "RoPE factors is 0 and must be [0-9]+, one a freq"),
+        ({"eos_token_ids": ["end"]}, "eos_token_ids cannot be read"),
     ):
         file.write_text(json.dumps(shape | change))
         with pytest.raises(ConfigError, match=words):
