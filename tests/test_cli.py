@@ -56,6 +56,18 @@ def test_a_reader_that_has_enough_is_no_fault(arguments: list[str], tmp_path: Pa
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+def test_a_sweep_tells_each_point_that_fails_and_runs_the_others(tmp_path: Path) -> None:
+    words = ["workload=fixed", "workload.num_requests=2", "workload.rate=-1,2,0,3"]
+    done = run("simulate", "-m", *words, "result=r.json", cwd=tmp_path, expect=1)
+    told = [line for line in done.stderr.splitlines() if "point " in line]
+    assert len(told) == 3 and "Error executing job" not in done.stderr
+    assert "point 0: workload.rate=-1.0 must be above 0 requests/s" in told[0]
+    for number, line in zip((2, 3), told[1:], strict=True):
+        assert f"point {number}: result=r.json has been written by point 1 of the sweep" in line
+    assert done.stderr.splitlines()[-1].endswith("for the reasons above: 0, 2, 3.")
+    assert json.loads((tmp_path / "r.json").read_text())["rate"] == 2
+
+
 def test_the_version_is_ours(tmp_path: Path) -> None:
     assert run("serve", "--version", cwd=tmp_path).stdout.startswith("DualPace ")
 

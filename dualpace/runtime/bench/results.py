@@ -20,7 +20,7 @@ def load_results(paths: Iterable[str]) -> list[Result]:
     what cannot be read, and where there is none."""
     paths = list(paths)
     results: list[Result] = []
-    for path in map(Path, paths):
+    for path in (Path(path).expanduser() for path in paths):
         if not path.exists():
             raise ConfigError(f"results={path} does not exist: name files or folders of results.")
         for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
