@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
 
-KEYS = frozenset({"policy", "profile", "workload", "variant", "rate"})  # of every result
+# What tables and figures take for granted in every result; the rate may be "inf", too.
+_TEXTS = ("policy", "profile", "workload")
+_NUMBERS = (
+    *("num_requests", "prompt_mean", "output_mean", "seed", "failed"),
+    *("request_throughput", "output_throughput", "total_output_tokens", "cpu_resident_tokens"),
+    *("mean_normalized_latency_s_per_token", "mean_e2el_ms", "median_itl_ms"),
+    *("p99_ttft_ms", "p99_itl_ms", "p99_tpot_ms"),
+)
 
 
 def load_results(paths: Iterable[str]) -> list[Result]:
@@ -44,11 +52,32 @@ def _in_file(file: Path) -> list[Result]:
     for item in content if isinstance(content, list) else [content]:
         if not isinstance(item, dict) or "policy" not in item:
             continue
-        if missing := sorted(KEYS - item.keys()):
-            log.info("%s is no result and passed over: it lacks %s", file, ", ".join(missing))
+        if faults := _faults(item):
+            where = "is no result and passed over: missing or of another type"
+            log.info("%s %s: %s", file, where, ", ".join(faults))
             continue
         found.append(item)
     return found
+
+
+def _faults(item: Result) -> list[str]:
+    """Keys of what should be a result that are not there, or not as they are in one."""
+    faults = [key for key in _TEXTS if not isinstance(item.get(key), str)]
+    faults += [key for key in _NUMBERS if not _is_number(item.get(key))]
+    if item.get("rate") != "inf" and not _is_number(item.get("rate")):
+        faults.append("rate")
+    if not isinstance(item.get("variant", 0), str | None):
+        faults.append("variant")
+    timeline = item.get("timeline")
+    if timeline is not None and not (
+        isinstance(timeline, dict) and {"t", "tokens", "cpu_tokens"} <= timeline.keys()
+    ):
+        faults.append("timeline")
+    return faults
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def in_order(results: Sequence[Result], profiles: Sequence[str]) -> list[Result]:

@@ -9,6 +9,7 @@ import pytest
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.config import FIGURES, PlotConfig
+from dualpace.runtime.bench.metrics import RequestRecord, summarize
 from dualpace.runtime.bench.plot import DRAWERS, draw, plot, why_not
 from dualpace.runtime.bench.results import in_order, load_results
 from dualpace.settings.compose import load
@@ -16,7 +17,9 @@ from dualpace.settings.compose import load
 
 def result(**more: Any) -> dict[str, Any]:
     plain = {"policy": "dualpace", "profile": "box", "workload": "lognormal", "variant": None}
-    return {**plain, "rate": 2.0, **more}
+    sizes = {"num_requests": 1, "prompt_mean": 10.0, "output_mean": 2.0, "seed": 0}
+    measured = summarize([RequestRecord(0, 0.0, 10, [1.0, 2.0], cpu_tokens=1)])
+    return {**measured, **plain, **sizes, "rate": 2.0, **more}
 
 
 def test_every_figure_that_settings_allow_has_its_drawer() -> None:
@@ -53,6 +56,17 @@ def test_other_json_is_passed_over_and_what_is_broken_is_named(tmp_path: Path) -
     (tmp_path / "c.json").write_text('{"policy": ')
     with pytest.raises(ConfigError, match=r"c\.json is not valid JSON: .*line 1 column 12"):
         load_results([str(tmp_path)])
+
+
+@pytest.mark.parametrize("key", ["policy", "rate", "variant", "p99_itl_ms", "failed", "timeline"])
+def test_what_has_another_type_than_in_a_result_is_passed_over_and_named(
+    key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = [result(rate="inf"), result(variant="TP 1", timeline=None)]
+    (tmp_path / "a.json").write_text(json.dumps([*sound, result(**{key: []})]))
+    with caplog.at_level(logging.INFO):
+        assert load_results([str(tmp_path)]) == sound
+    assert f"passed over: missing or of another type: {key}" in caplog.text
 
 
 def test_paths_and_profiles_without_results(tmp_path: Path) -> None:
