@@ -35,9 +35,13 @@ def command(name: str, body: Callable[[Any], None]) -> None:
 
     def guarded(config: Any) -> None:
         signal.signal(signal.SIGINT, inside)
+        before = signal.getsignal(signal.SIGTERM)
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _leave)  # else what it began would stay
         try:
             body(config)
         finally:
+            signal.signal(signal.SIGTERM, before)
             signal.signal(signal.SIGINT, outside)
 
     signal.signal(signal.SIGINT, outside)
@@ -47,6 +51,10 @@ def command(name: str, body: Callable[[Any], None]) -> None:
         run(name, guarded)
     finally:
         signal.signal(signal.SIGINT, inside)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _end_at_once(number: int, frame: object) -> NoReturn:

@@ -159,8 +159,11 @@ from dualpace import cli
 server = types.ModuleType("dualpace.runtime.server")
 def serve(plan):
     import time
-    print("serving", plan.model.name, flush=True)
-    time.sleep(600)
+    try:
+        print("serving", plan.model.name, flush=True)
+        time.sleep(600)
+    finally:
+        print("left", flush=True)
 server.serve = serve
 sys.modules["dualpace.runtime.server"] = server
 sys.argv = ["serve.py", "+hw=cpu", "model=tiny_random"]
@@ -168,7 +171,10 @@ cli.serve()
 """
 
 
-def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_was_begun_without_a_traceback(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING_SERVER],
         cwd=tmp_path,
@@ -181,10 +187,10 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "serving random-tiny\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1].endswith("interrupted")
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (128 + number, "left\n")
+    assert errors.splitlines()[-1].endswith("interrupted") == (number == signal.SIGINT)
     assert "Traceback" not in errors
     assert "plan model: source=random:tiny" in errors
     assert list(tmp_path.iterdir()) == []

@@ -25,6 +25,7 @@ from omegaconf import OmegaConf
 
 from dualpace.errors import ConfigError
 from dualpace.runtime.bench.peers import Run, peer_command
+from dualpace.runtime.process import ending
 
 if TYPE_CHECKING:
     from dualpace.settings.schema import BenchConfig
@@ -135,7 +136,7 @@ def wait_ready(
             log.info("server: %s", phase)
         if process.poll() is not None or time.monotonic() > deadline_s:
             late = f"was not ready within {config.bench.start_timeout_s:g} s"
-            what = late if process.poll() is None else f"ended with status {process.returncode}"
+            what = late if process.poll() is None else ending(process.returncode)
             words = " ".join(log_path.read_text(errors="replace").split("\n")[-8:]).strip()
             remedy = " (raise bench.start_timeout_s)" * (what == late)
             said = f"Its last words: {words[-1500:]}" if words else "It said nothing."
