@@ -201,8 +201,9 @@ class LLM:
     ) -> list[Output]:
         self._check_open()
         model = self.plan.model
-        for prompt in prompts:
-            check_prompt(prompt, model.max_context, model.vocab)
+        for number, prompt in enumerate(prompts):
+            place = f"prompts[{number}]" if len(prompts) > 1 else "prompt"
+            check_prompt(prompt, model.max_context, model.vocab, place)
         params = SamplingParams() if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         for one in each:

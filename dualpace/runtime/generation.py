@@ -187,21 +187,23 @@ class Piece:
     told: list[ToldToken] = field(default_factory=list)  # of those whose text is shown now
 
 
-def check_prompt(prompt: Sequence[int], max_context: int, vocab: int) -> None:
-    """Raises InvalidParameter for a prompt that cannot be run."""
+def check_prompt(
+    prompt: Sequence[int], max_context: int, vocab: int, place: str = "prompt"
+) -> None:
+    """Raises InvalidParameter for a prompt that cannot be run; `place` says which of several."""
+    what = "The prompt" if place == "prompt" else f"'{place}'"
     if not prompt:
-        raise InvalidParameter("prompt", "The prompt is empty.")
+        text = f"{what} is empty: send some text, or at least one token id."
+        raise InvalidParameter(place, text)
     if len(prompt) >= max_context:
         raise InvalidParameter(
-            "prompt",
-            f"The prompt has {len(prompt)} tokens; this server's context of {max_context} tokens "
+            place,
+            f"{what} has {len(prompt)} tokens; this server's context of {max_context} tokens "
             f"takes prompts of at most {max_context - 1}.",
         )
     if not 0 <= min(prompt) <= max(prompt) < vocab:
         wrong = next(token for token in prompt if not 0 <= token < vocab)
-        raise InvalidParameter(
-            "prompt", f"The prompt has the token id {wrong}: ids are 0 to {vocab - 1}."
-        )
+        raise InvalidParameter(place, f"{what} has the token id {wrong}: ids are 0 to {vocab - 1}.")
 
 
 def output_limit(params: SamplingParams, prompt_len: int, max_context: int) -> int:

@@ -52,7 +52,7 @@ def as_api_error(error: Exception) -> APIError:
         case APIError():
             return error
         case InvalidParameter():
-            too_long = error.param == "prompt" and "context" in str(error)
+            too_long = error.param.startswith("prompt") and "context" in str(error)
             code = "context_length_exceeded" if too_long else "invalid_value"
             return APIError(400, str(error), error.param, code)
         case ChatError():

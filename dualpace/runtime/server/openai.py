@@ -6,7 +6,7 @@ clients send those; anything else would be ignored silently, which is worse than
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -29,6 +29,17 @@ MAX_CHOICES = 128  # answers to one prompt
 MAX_ANSWERS = 1024  # of one request
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _LONGEST_NAME = 100  # that may be a known one, misspelled
+# Words of other routes and servers that no spelling leads to ours from.
+_OURS = {
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "stop_sequences": "stop",
+    "json_schema": "response_format",
+    "grammar": "guided_grammar",
+}
 _GUIDED = ("json", "regex", "choice", "grammar")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -84,8 +95,10 @@ def _unsupported(param: str, value: Any) -> APIError:
     return APIError(400, text, param, "unsupported_parameter")
 
 
-def _near(name: str, known: Iterable[str]) -> list[str]:
+def _near(name: str, known: Collection[str]) -> list[str]:
     """The one that was meant, if any; a name of megabytes would take seconds to compare."""
+    if name in _OURS and _OURS[name] in known:
+        return [_OURS[name]]
     return difflib.get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
 
 

@@ -19,7 +19,7 @@ from dualpace.runtime.generation import (
     merge,
     output_limit,
 )
-from dualpace.runtime.sampling_params import InvalidParameter, SamplingParams
+from dualpace.runtime.sampling_params import SamplingParams
 from dualpace.runtime.server.conversation import FRAME_CHARS, conversation
 from dualpace.runtime.server.errors import APIError
 from dualpace.runtime.server.health import Condition, condition
@@ -110,7 +110,7 @@ class Service:
             else:
                 prompts.append(prompt)
         if not prompts:
-            raise InvalidParameter("prompt", "The prompt is empty.")
+            prompts = [[]]  # refused as one that is empty
         form = request.logprob_form
         told_as = None if form is None else form.completion
         shape, echoes = CompletionShape(), given if request.echo else []
@@ -154,8 +154,9 @@ class Service:
         """`echoes`: each prompt as it was given, if the answers shall repeat it."""
         model = self.client.plan.model
         params.check_tokens(model.vocab, model.eos_token_ids)
-        for prompt in prompts:
-            check_prompt(prompt, model.max_context, model.vocab)
+        for number, prompt in enumerate(prompts):
+            place = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
+            check_prompt(prompt, model.max_context, model.vocab, place)
         answers = []
         for prompt, echo in zip_longest(prompts, echoes):
             limit = output_limit(params, len(prompt), model.max_context)

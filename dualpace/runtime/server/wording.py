@@ -75,7 +75,8 @@ def _of_several_types(field: Sequence[str | int], name: str, errors: Sequence[An
     lists = [found for found in branches.values() if len(found[0]["loc"]) > len(field) + 1]
     whole = path(field)
     if not lists:
-        return APIError(400, f"'{whole}' must be {_EXPECTED[name]}.", whole, "invalid_type")
+        text = f"'{whole}' must be {_EXPECTED[name]}, not {shown(errors[0]['input'])}."
+        return APIError(400, text, whole, "invalid_type")
     fault = min(lists, key=lambda found: (len(found), -found[0]["loc"][len(field) + 1]))[0]
     param = path([*field, *fault["loc"][len(field) + 1 :]])
     text = f"'{param}' {_fault(fault)}: '{whole}' takes {_EXPECTED[name]}."

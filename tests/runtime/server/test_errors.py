@@ -122,7 +122,7 @@ def test_bad_values_name_their_parameter(server, param, value):
         ("max_tokens", 2.5, "'max_tokens' must be an integer, not 2.5."),
         ("top_p", True, "'top_p' must be a number, not true."),
         ("stream_options", [1], "'stream_options' must be an object, not a list."),
-        ("prompt", 5, f"'prompt' must be {PROMPTS}."),
+        ("prompt", 5, f"'prompt' must be {PROMPTS}, not 5."),
         (
             "prompt",
             ["a", None],
@@ -200,8 +200,31 @@ def test_a_message_without_text_is_refused_as_such(server, role, content, said):
 
 
 def test_a_token_id_that_is_none_is_named(server):
-    error = refusal(post(server, "completions", {**COMPLETION, "prompt": [[1], [2, 257]]}))
+    error = refusal(post(server, "completions", {**COMPLETION, "prompt": [2, 257]}))
     assert error["message"] == "The prompt has the token id 257: ids are 0 to 256."
+    error = refusal(post(server, "completions", {**COMPLETION, "prompt": [[1], [2, 257]]}))
+    assert error["message"] == "'prompt[1]' has the token id 257: ids are 0 to 256."
+    assert error["param"] == "prompt[1]"
+
+
+def test_an_empty_prompt_is_named_with_the_remedy(server):
+    remedy = "is empty: send some text, or at least one token id."
+    for prompt, what in (("", "The prompt"), ([], "The prompt"), (["a", ""], "'prompt[1]'")):
+        error = refusal(post(server, "completions", {**COMPLETION, "prompt": prompt}))
+        assert error["message"] == f"{what} {remedy}" and error["code"] == "invalid_value"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("max_completion_tokens", "max_tokens"),
+        ("n_predict", "max_tokens"),
+        ("max_tokns", "max_tokens"),
+    ],
+)
+def test_words_of_other_servers_are_told_ours(server, name, ours):
+    error = refusal(post(server, "completions", {**COMPLETION, name: 5}))
+    assert error["message"] == f"Unknown parameter '{name}': did you mean '{ours}'?"
 
 
 def test_messages_that_the_template_refuses(server):

@@ -66,7 +66,7 @@ def test_vllms_words_arrive(client, way, value, kind, meant):
         (
             {"response_format": {**FORMAT, "json_schema": {"name": "x", "schema": 5}}},
             "response_format.json_schema.schema",
-            "'response_format.json_schema.schema' must be a JSON schema.",
+            "'response_format.json_schema.schema' must be a JSON schema, not 5.",
         ),
         (
             {"response_format": {"type": "json_object", "schema": {}}},
