@@ -24,6 +24,11 @@ class HostAdmission(Protocol):
     def lets_assist(self, view: View, rows: int) -> bool:
         """Whether the GPU may be asked for dense stages of so many host rows."""
 
+    def calls_home(self, draft: Draft) -> bool:
+        """Whether those on the host come back on a prompt's terms, without a promise of HBM to
+        their end.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Departures:
@@ -54,6 +59,7 @@ class Draft:
         self.migration = view.envelope.migration  # the reserve for the queue, from A.1.3 on
         self.marked_rows = self.marked_blocks = 0  # what marks reserve
         self.cpu_promise = idle_cpu_promise(view)
+        self.calls_home = False  # swap-ins on a prompt's terms; decided once victims are
 
     @property
     def host_free(self) -> int:
@@ -78,26 +84,32 @@ class Draft:
             and self.tokens + self.marked_rows < limits.soft_tokens
         )
 
-    def promises_hbm(self, request: Request) -> bool:
+    def takes_home(self, request: Request) -> bool:
         """A swap-in's two tests: its next token fits now, and its finish peak beside all others'
-        for good.
+        for good. One that is called home may have to leave again, as a prompt may: instead a block
+        more for everybody is free now, and Equation 2 holds with it among the evictable.
         """
-        next_token = blocks_for(request.kv_len + 1)
-        return (
-            next_token <= self.free - self.marked_blocks
-            and self.peak + self.marked_blocks + request.peak_blocks <= self.view.gpu_capacity
-        )
+        next_token, free = blocks_for(request.kv_len + 1), self.free - self.marked_blocks
+        peak = self.peak + request.peak_blocks
+        for_good = peak + self.marked_blocks <= self.view.gpu_capacity
+        if for_good or not self.calls_home:
+            return for_good and next_token <= free
+        migration = self.reserve(in_arrival_order(self.queue, request), peak)
+        return next_token + len(self.queue) <= free and self.slack(migration) >= self.cpu_promise
 
     def reserve_mark(self, request: Request) -> None:
-        """A mark takes a row, a token and the finish peak out of the budgets; it changes no
-        ownership.
+        """A mark takes a row, a token and the finish peak out of the budgets, or the blocks that it
+        needs now if it is called home; it changes no ownership.
         """
         self.marked_rows += 1
-        self.marked_blocks += request.peak_blocks
+        self.marked_blocks += self._mark_blocks(request)
 
     def release_mark(self, request: Request) -> None:
         self.marked_rows -= 1
-        self.marked_blocks -= request.peak_blocks
+        self.marked_blocks -= self._mark_blocks(request)
+
+    def _mark_blocks(self, request: Request) -> int:
+        return blocks_for(request.kv_len + 1) if self.calls_home else request.peak_blocks
 
 
 def idle_cpu_promise(view: View) -> int:

@@ -21,6 +21,7 @@ def gpu_round(view: View, departures: Departures = PAPER) -> GpuRound:
     restore_next_token_feasibility(draft)  # A.1.2
     reserve_future_evictions(draft)  # A.1.3
     if not draft.waits:
+        draft.calls_home = calls_home(draft)
         admit_decodes(draft)  # A.1.4
         relieve_saturated_cpu_tier(draft)
         admit_prefills(draft)  # A.1.5
@@ -56,6 +57,14 @@ def reserve_future_evictions(draft: Draft) -> None:
 # A.1.4
 
 
+def calls_home(draft: Draft) -> bool:
+    """Beyond the appendix: whether this round's swap-ins and marks are judged as prompts are."""
+    host, view = draft.departures.host_admission, draft.view
+    return (
+        host is not None and bool(view.cpu_running or view.cpu_waiting) and host.calls_home(draft)
+    )
+
+
 def admit_decodes(draft: Draft) -> None:
     """A.1.4, first half: all remaining GPU-resident decodes enter the batch; standing marks keep
     their reserve.
@@ -66,7 +75,7 @@ def admit_decodes(draft: Draft) -> None:
         if (
             not draft.round.swap_out
             and draft.has_room_for_optional_row()
-            and draft.promises_hbm(request)
+            and draft.takes_home(request)
         ):
             draft.reserve_mark(request)
         else:
@@ -95,7 +104,7 @@ def swap_in_ready_prefix(draft: Draft) -> None:
         reserved = request.marked and request not in withdrawn
         if reserved:
             draft.release_mark(request)
-        fits = request.ready and draft.has_room_for_optional_row() and draft.promises_hbm(request)
+        fits = request.ready and draft.has_room_for_optional_row() and draft.takes_home(request)
         if not fits:
             if reserved:
                 withdrawn.append(request)
@@ -105,7 +114,8 @@ def swap_in_ready_prefix(draft: Draft) -> None:
         draft.tokens += 1
         draft.free -= blocks_for(request.kv_len + 1)
         draft.queue = in_arrival_order(draft.queue, request)
-        draft.peak += request.peak_blocks  # all peaks fit together, so the reserve stays 0
+        draft.peak += request.peak_blocks
+        draft.migration = draft.reserve(draft.queue, draft.peak)  # 0 unless it is called home
 
 
 # A.1.6
@@ -136,6 +146,6 @@ def use_residual_hbm(draft: Draft) -> None:
             ends_now = request.num_output + request.in_flight >= request.max_tokens
             if request.marked or ends_now:
                 continue
-            if draft.promises_hbm(request):
+            if draft.takes_home(request):
                 draft.reserve_mark(request)
                 draft.round.mark.append(request)

@@ -80,6 +80,21 @@ class ProfiledAdmission:
         gained_s = tiers.behind * in_hbm_s + tiers.others * saved_s
         return ARRIVALS * gained_s > later_s
 
+    def calls_home(self, draft: Draft) -> bool:
+        """While the tier loses at its present size, and no more prompts wait than it has requests.
+
+        A request that leaves HBM whole sends later ones there, so those on the host would finish
+        sooner at home. Each that comes home keeps all who wait from one place; with more of them
+        than of these, who wait lose more by it.
+        """
+        on_host = len(draft.view.cpu_running) + len(draft.view.cpu_waiting)
+        if self.times is None or len(draft.view.waiting) > on_host:
+            return False
+        if not draft.queue:
+            return True
+        tiers = tiers_of(draft, self._times)
+        return not self._wins(tiers, tiers.on_host)
+
     def lets_assist(self, view: View, rows: int) -> bool:
         """While decodes in HBM lose no more tokens by it than there are rows."""
         queue = view.gpu_running

@@ -101,6 +101,49 @@ def test_a_victim_goes_on_on_the_host_whatever_assists_cost(assist: float) -> No
     assert (step.preempted, step.swap_out) == ([], [1])
 
 
+def with_one_on_the_host(times: StepTimes | None, waiting: int, blocks: int = 8) -> State:
+    """One decode holds 3 blocks of HBM and is promised 6; so is one on the host, which needs 3."""
+    admission = ProfiledAdmission(None)
+    state = make(gpu=blocks, policy=make_policy("dualpace", admission=admission))
+    add(state, 0, 33)
+    gpu(state)
+    fill_host(state, (1,), 33)
+    admission.times = times
+    for request_id in range(2, waiting + 2):
+        add(state, request_id, 96, 20)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("cpu", "waiting", "home"), [(9.0, 0, [1]), (9.0, 1, [1]), (9.0, 2, []), (1.5, 1, [])]
+)
+def test_who_is_on_the_host_comes_home_as_a_prompt_would_while_the_tier_loses_and_few_wait(
+    cpu: float, waiting: int, home: list[int]
+) -> None:
+    """The two finish peaks do not fit in HBM together."""
+    assert gpu(with_one_on_the_host(flat_times(cpu=cpu), waiting)).swap_in == home
+
+
+def test_without_predicted_times_nobody_comes_home_whom_hbm_could_not_keep() -> None:
+    assert gpu(with_one_on_the_host(None, 0)).swap_in == []
+
+
+def test_a_running_host_request_is_called_home_by_a_mark_and_comes_at_its_boundary() -> None:
+    state = with_one_on_the_host(flat_times(cpu=9.0), 0)
+    cpu(state)
+    assert gpu(state).marked == [1]
+    assert state.schedule_cpu() is None, "it yields"
+    assert gpu(state).swap_in == [1]
+
+
+@pytest.mark.parametrize(("blocks", "home"), [(6, []), (7, [1])])
+def test_nobody_comes_home_into_the_last_blocks(blocks: int, home: list[int]) -> None:
+    """3 blocks are held and it needs 3; one more for each who decodes there is to be free, or it
+    would soon have to leave again."""
+    state = with_one_on_the_host(flat_times(cpu=9.0), 0, blocks)
+    assert gpu(state).swap_in == home
+
+
 def test_prompts_for_hbm_are_cut_at_the_soft_limit_and_host_prompts_are_not() -> None:
     state = make(gpu=8, soft=64, policy=make_policy("dualpace", chunk_prompts=True))
     add(state, 0, 100)
