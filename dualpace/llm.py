@@ -205,7 +205,7 @@ class LLM:
             place = f"prompts[{number}]" if len(prompts) > 1 else "prompt"
             check_prompt(prompt, model.max_context, model.vocab, place)
         params = SamplingParams() if params is None else params
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         for one in each:
             if not isinstance(one, SamplingParams):
                 raise InvalidParameter("params", f"params are SamplingParams, not {one!r}.")

@@ -81,10 +81,16 @@ def test_prompts_that_can_never_run(llm, prompts):
         llm.generate(prompts, LONG)
 
 
-@pytest.mark.parametrize("params", [{"max_tokens": 1}, [{"max_tokens": 1}]])
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, [{"max_tokens": 1}], 5])
 def test_parameters_of_another_type_are_refused(llm, params):
-    with pytest.raises(ValueError, match=r"^params are SamplingParams, not "):
+    said = str(params).strip("[]")
+    with pytest.raises(ValueError, match=rf"^params are SamplingParams, not {said}\.$"):
         llm.generate(["a"], params)
+
+
+def test_the_prompt_of_several_that_can_never_run_is_named(llm):
+    with pytest.raises(ValueError, match=r"^'prompts\[1\]' is empty: send some text"):
+        llm.generate(["a", ""])
 
 
 def test_a_setting_of_servers_is_refused():
