@@ -47,6 +47,8 @@ def backend_from_gguf(file: GGUFFile) -> tuple[Tokenizer, SpecialTokens]:
         backend = _byte_level_bpe(meta)
     elif kind == "llama":
         backend = _sentencepiece_bpe(meta)
+    elif kind is None:
+        raise ConfigError(f"{file.path} has no tokenizer; it is not a complete model")
     else:
         raise ConfigError(f"GGUF tokenizer {kind} is not supported; DualPace reads gpt2 and llama")
     tokens, types = meta["tokens"], meta["token_type"]

@@ -138,6 +138,9 @@ def test_other_architectures_and_damaged_files_are_refused(tmp_path: Path) -> No
         path.write_bytes(data[:cut])
         with pytest.raises(ConfigError, match="cut short"):
             load_stages(str(path))
+    write_gguf(path, model, "llama")
+    with pytest.raises(ConfigError, match=r"model\.gguf has no tokenizer; it is not a complete"):
+        load_tokenizer(resolve_source(str(path)))
     write_gguf(path, model, "llama", extra={"tokenizer.ggml.model": "gpt2"})
     with pytest.raises(ConfigError, match=r"model\.gguf has no tokenizer that can be read"):
         load_tokenizer(resolve_source(str(path)))
