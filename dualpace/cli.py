@@ -44,6 +44,7 @@ def command(name: str, body: Callable[[Any], None]) -> None:
             signal.signal(signal.SIGTERM, before)
             signal.signal(signal.SIGINT, outside)
 
+    _open_standard_streams()
     signal.signal(signal.SIGINT, outside)
     try:
         from dualpace.command import run
@@ -51,6 +52,16 @@ def command(name: str, body: Callable[[Any], None]) -> None:
         run(name, guarded)
     finally:
         signal.signal(signal.SIGINT, inside)
+
+
+def _open_standard_streams() -> None:
+    """Where some are closed (`2>&-`): else a socket would have such a number, and be written to."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            setattr(sys, name, open(opened, mode))  # noqa: SIM115
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -68,6 +68,30 @@ def test_a_sweep_tells_each_point_that_fails_and_runs_the_others(tmp_path: Path)
     assert json.loads((tmp_path / "r.json").read_text())["rate"] == 2
 
 
+# What the command's body finds where its shell has closed all three.
+CLOSED_STREAMS = """
+import os, sys
+from dualpace import cli
+def body(config):
+    names = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    print("unheard")
+    open("found", "w").write(" ".join(names))
+sys.argv = ["serve.py"]
+cli.command("serve", body)
+"""
+
+
+def test_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, CLOSED_STREAMS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "found").read_text() == "/dev/null /dev/null /dev/null"
+
+
 def test_the_version_is_ours(tmp_path: Path) -> None:
     assert run("serve", "--version", cwd=tmp_path).stdout.startswith("DualPace ")
 

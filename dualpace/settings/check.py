@@ -125,6 +125,8 @@ def _check_names(config: SystemConfig) -> None:
         raise ConfigError(
             "model.source is empty: name a folder, a .gguf file, smollm2 or random:SHAPE."
         )
+    if config.model.name == "":
+        raise ConfigError("model.name is empty: name the model for clients, or leave it out.")
     if isinstance(config, ServeConfig) and not config.server.host:
         raise ConfigError("server.host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.")
     logs = config.runtime.round_log, config.runtime.request_log

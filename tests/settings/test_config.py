@@ -141,6 +141,7 @@ def test_backends_are_those_that_are_built() -> None:
         ("compile.buckets=[]", "compile.buckets=[] lists no row counts"),
         ("server.port=70000", "server.port=70000 is no TCP port"),
         ("server.host=''", "server.host is empty: use 127.0.0.1"),
+        ("model.name=''", "model.name is empty: name the model for clients, or leave it out."),
         ("server.drain_timeout_s=.inf", "server.drain_timeout_s=inf is no finite number"),
         ("kv.gpu_gib=.inf", "kv.gpu_gib=inf is no finite number"),
         ("kv.host_gib=.nan", "kv.host_gib=nan is no finite number"),
