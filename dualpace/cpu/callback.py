@@ -37,8 +37,25 @@ def callback(kernel: Callable[[Any], None], **options: Any) -> int:
 
 
 def _address(kernel: Callable[[Any], None], options: dict[str, Any]) -> int:
-    signature = types.void(types.intp)
-    return int(cfunc(signature, cache=True, **options)(kernel).address)
+    try:
+        return _compiled(kernel, options)
+    except Exception:  # unpickling half a file, as a full disk leaves it, may raise anything
+        if not (kept := _kept(kernel)):
+            raise
+        for file in kept:
+            file.unlink(missing_ok=True)
+        return _compiled(kernel, options)  # raises again what was no fault of the files
+
+
+def _compiled(kernel: Callable[[Any], None], options: dict[str, Any]) -> int:
+    return int(cfunc(types.void(types.intp), cache=True, **options)(kernel).address)
+
+
+def _kept(kernel: Callable[[Any], None]) -> list[Path]:
+    """Numba's files of the kernel."""
+    code = kernel.__code__
+    name = f"{Path(code.co_filename).stem}.*-{code.co_firstlineno}.*.nb[ic]"
+    return list(Path(config.CACHE_DIR).glob(f"*/{name}")) if config.CACHE_DIR else []
 
 
 def _name(kernel: Callable[[Any], None]) -> str:

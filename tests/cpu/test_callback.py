@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.servers import PATIENCE_S
 
 CHILD = """
@@ -46,3 +48,16 @@ def test_what_two_want_at_once_is_compiled_once_and_loaded_without_waiting(tmp_p
             fcntl.flock(lock, fcntl.LOCK_EX)
             assert one.communicate("again\n", timeout=PATIENCE_S) == (f"{counts[0]}\n", None)
         assert other.communicate(timeout=PATIENCE_S) == ("", None)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.0])
+def test_files_that_a_full_disk_cut_short_are_made_anew(kept: float, tmp_path: Path) -> None:
+    with start(tmp_path) as process:
+        assert process.stdout and process.stdin and process.stdout.readline() == "1\n"
+        for count, kind in ((2, "nbi"), (3, "nbc")):
+            [file] = tmp_path.glob(f"*/*.{kind}")
+            file.write_bytes(file.read_bytes()[: int(kept * file.stat().st_size)])
+            process.stdin.write("again\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == f"{count}\n"
+        assert process.communicate("again\n", timeout=PATIENCE_S) == ("3\n", None)  # from disk
