@@ -156,7 +156,7 @@ def test_the_model_has_the_name_of_its_source_unless_told() -> None:
         ("cpu.tp=2 hw.cores=1", "cpu.tp=2 and only 1 cores may be used here, one a rank: lower"),
         ("cpu.tp=2 model.source=smollm2", "cpu.tp=2 and the model has 3 KV heads, which that does"),
         ("cpu.all_reduce=mpi", "cpu.all_reduce=mpi is unknown: choose one of auto, shared_memory,"),
-        ("cpu.threads=2", "cpu.threads=2 is more than the 1 cores of that worker"),
+        ("cpu.threads=2", "cpu.threads=2 is above 1, the number of that worker's cores: lower it"),
         ("kv.host_gib=100", "kv.host_gib=100 is more than the"),
         ("kv.gpu_blocks=100000000", "kv.gpu_blocks=100000000 is more than the"),
         ("kv.gpu_gib=0.0000001", "holds no KV block"),
