@@ -57,11 +57,16 @@ SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
         {"Draft", "idle_cpu_promise", "in_arrival_order"},
         GPU_ROUND_TESTS,
     ),
+    "dualpace.runtime.schedule.host_admission": (
+        {"Tiers", "ProfiledAdmission"},
+        (f"{SCHEDULE}/test_host_admission.py",),
+    ),
     "dualpace.runtime.schedule.gpu_round": (
         {
             "gpu_round",
             "transfer_safe_frontier",
             "reserve_future_evictions",
+            "calls_home",
             "admit_decodes",
             "relieve_saturated_cpu_tier",
             "swap_in_ready_prefix",
