@@ -29,12 +29,10 @@ def check_output(key: str, name: str | None) -> None:
         raise ConfigError(f"{key}={name} cannot be written: name a file in a writable folder.")
 
 
-def file_name(key: str, name: str | None) -> None:
+def file_name(key: str, name: str | None, place: str = "it lies where the figures do") -> None:
     """Raises ConfigError unless `name` is that of a file alone, without folders."""
     if name is not None and (name in ("", ".", "..") or "/" in name):
-        raise ConfigError(
-            f"{key}={name} is no name of a file: leave folders out, it lies where the figures do."
-        )
+        raise ConfigError(f"{key}={name} is no name of a file: leave folders out, {place}.")
 
 
 def _can_become(folder: Path) -> bool:

@@ -231,8 +231,8 @@ def _threads(key: str, wanted: int | None, ranks: Sequence[tuple[int, ...]]) -> 
     cores = min(map(len, ranks))
     if wanted is not None and wanted > cores:
         raise ConfigError(
-            f"{key}={wanted} is above {cores}, the number of that worker's cores: lower it or leave "
-            f"it out."
+            f"{key}={wanted} is above {cores}, the number of that worker's cores: lower it or "
+            f"leave it out."
         )
     return wanted or cores
 

@@ -22,7 +22,7 @@ from dualpace.runtime.profile.progress import SweepBar, is_newer, last_line
 from dualpace.runtime.profile.setting import measuring_plan
 from dualpace.settings.hardware import Hardware, probe
 from dualpace.settings.machine import Fingerprint, fingerprint, provenance
-from dualpace.settings.paths import folder
+from dualpace.settings.paths import file_name, folder
 from dualpace.settings.schema import ProfileHwConfig
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Sweep:
         places: dict[str, Any] = {
             key: folder(f"profile.{key}", getattr(asked, key)) for key in _PLACES
         }
+        file_name("profile.name", asked.name, "profile.out and profile.results name them")
         self.config, self.settings = config, replace(asked, **places)
         self.hardware = hardware or probe()
         self.spec = resolve_source(config.model.source).spec

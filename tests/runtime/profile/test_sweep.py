@@ -199,6 +199,14 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
         Sweep(config(tmp_path, **{key: str(file)}))
 
 
+@pytest.mark.parametrize("name", ["mine/box", "..", ""])
+def test_a_name_with_folders_is_refused_before_anything_is_measured(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^profile\.name={name} is no name of a file: leave"):
+        Sweep(config(tmp_path, name=name))
+
+
 def test_every_point_is_measured_under_the_limits_of_the_whole_sweep(tmp_path: Path) -> None:
     made = config(tmp_path)
     plans = [
