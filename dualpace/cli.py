@@ -3,6 +3,7 @@ handler before it, and `--help` and `--cfg` stay instant.
 """
 
 import functools
+import io
 import logging
 import os
 import shlex
@@ -55,13 +56,16 @@ def command(name: str, body: Callable[[Any], None]) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Where some are closed (`2>&-`): else a socket would have such a number, and be written to."""
+    """Where some are closed (`2>&-`): else a socket would have such a number, and be written to.
+    And text that stdout has no letters for is escaped, as on stderr."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
             setattr(sys, name, open(opened, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of models may be more than it can spell
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -92,6 +92,14 @@ def test_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "found").read_text() == "/dev/null /dev/null /dev/null"
 
 
+def test_letters_that_stdout_lacks_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    words = ["workload=fixed", "workload.num_requests=1", 'workload.label="Länge"']
+    assert "1 of 1 requests, L\\xe4nge," in run("simulate", *words, cwd=tmp_path).stdout
+
+
 def test_the_version_is_ours(tmp_path: Path) -> None:
     assert run("serve", "--version", cwd=tmp_path).stdout.startswith("DualPace ")
 

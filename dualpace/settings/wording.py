@@ -3,6 +3,7 @@ asked, what is wrong with it, what to write instead."""
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 
@@ -30,6 +31,21 @@ _VLLM = {  # what users of vLLM write
 }
 
 
+def _remedy(word: str) -> str:
+    """How to write a word of the command line that Hydra's grammar cannot read."""
+    key, _, value = word.partition("=")
+    if value.startswith("~"):
+        return "write $HOME in place of ~"
+    if not value or value[0] in "[{'\"":
+        return (
+            "write key=value, and put a value that holds any of = , [ ] { } in quotes of its own, "
+            "as in 'key=\"a=b\"'"
+        )
+    text = value.replace("\\", "\\\\").replace('"', '\\"')
+    quoted = shlex.quote(f'{key}="{text}"')
+    return f"put the value in quotes of its own, as in {quoted}"
+
+
 def sentence(error: Exception) -> str:
     """What `error`, raised while settings were composed, says to the person who wrote them."""
     if isinstance(error, MarkedYAMLError):
@@ -40,12 +56,7 @@ def sentence(error: Exception) -> str:
         case MissingConfigException(), _:
             return _unknown_choice(error)
         case OverrideParseException(), _:
-            if "=~" in str(error.override):
-                return f"{error.override} cannot be read: write $HOME in place of ~."
-            return (
-                f"{error.override} cannot be read: write key=value, and put a value that holds any "
-                f"of = , [ ] {{ }} in quotes of its own, as in 'key=\"a=b\"'."
-            )
+            return f"{error.override} cannot be read: {_remedy(str(error.override))}."
         case _, ConfigAttributeError() | ConfigKeyError():
             return _in_file(error, cause) or _unknown_key(cause)
         case _, ValidationError():

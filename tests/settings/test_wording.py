@@ -40,7 +40,13 @@ from dualpace.settings.wording import unknown_option
         ("hw=h200", "hw is chosen with a plus in front: +hw=NAME."),
         ("workload=azure", "workload is no group of this command: --help lists those that are."),
         ("gpu.threads", "gpu.threads cannot be read: write key=value, and put a value"),
-        ("model.source=a=b", "model.source=a=b cannot be read: write key=value"),
+        (
+            "model.source=a=b",
+            "model.source=a=b cannot be read: put the value in quotes of its own, as in "
+            "'model.source=\"a=b\"'.",
+        ),
+        ("model.name=Jürgen", "as in 'model.name=\"Jürgen\"'."),
+        ("model.name=[a", "write key=value, and put a value that holds any of = , [ ] { } in"),
         ("model.source=~/x", "model.source=~/x cannot be read: write $HOME in place of ~."),
         ("server.port=1,2", "server.port=1,2 has several values: for a list write [a,b]"),
         ("gpu=2", "A group is set to one of its choices, group=choice"),
