@@ -244,28 +244,27 @@ cli.serve()
 """
 
 
-@pytest.mark.parametrize("module", ["dualpace.command", "hydra._internal.hydra"])
-def test_ctrl_c_before_a_command_begins_is_one_line_too(module: str, tmp_path: Path) -> None:
-    done = subprocess.run(
+def ctrl_c_while_importing(
+    module: str, handler: signal.Handlers, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Of a process that begins with that handler of SIGINT."""
+    return subprocess.run(
         [sys.executable, "-c", f"MODULE = {module!r}\n{IMPORTS_AND_CTRL_C}"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
     )
+
+
+@pytest.mark.parametrize("module", ["dualpace.command", "hydra._internal.hydra"])
+def test_ctrl_c_before_a_command_begins_is_one_line_too(module: str, tmp_path: Path) -> None:
+    done = ctrl_c_while_importing(module, signal.SIG_DFL, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_a_job_that_a_shell_lets_ignore_ctrl_c_ignores_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"MODULE = 'hydra'\n{IMPORTS_AND_CTRL_C}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
+    done = ctrl_c_while_importing("hydra", signal.SIG_IGN, tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "port: 8000" in done.stdout

@@ -86,13 +86,15 @@ class Draft:
 
     def takes_home(self, request: Request) -> bool:
         """A swap-in's two tests: its next token fits now, and its finish peak beside all others'
-        for good. One that is called home may have to leave again, as a prompt may: instead a block
-        more for everybody is free now, and Equation 2 holds with it among the evictable.
+        for good. One that is called home may have to leave again, as a prompt may: its peak need
+        only fit alone, but a block more for everybody is free now, and Equation 2 holds with it
+        among the evictable.
         """
         next_token, free = blocks_for(request.kv_len + 1), self.free - self.marked_blocks
         peak = self.peak + request.peak_blocks
         for_good = peak + self.marked_blocks <= self.view.gpu_capacity
-        if for_good or not self.calls_home:
+        alone = request.peak_blocks <= self.view.gpu_capacity  # else it would drive out all others
+        if for_good or not (self.calls_home and alone):
             return for_good and next_token <= free
         migration = self.reserve(in_arrival_order(self.queue, request), peak)
         return next_token + len(self.queue) <= free and self.slack(migration) >= self.cpu_promise

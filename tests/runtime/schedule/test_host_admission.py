@@ -264,6 +264,20 @@ def test_nobody_comes_home_into_the_last_blocks(blocks: int, home: list[int]) ->
     assert gpu(state).swap_in == home
 
 
+@pytest.mark.parametrize(("blocks", "home"), [(5, []), (6, [1])])
+def test_nobody_comes_home_whom_hbm_could_never_hold_to_its_end(
+    blocks: int, home: list[int]
+) -> None:
+    """Its finish peak is 6 blocks: it would drive out all others, and have to leave after all."""
+    admission = ProfiledAdmission(None)
+    state = make(blocks, policy=make_policy("dualpace", admission=admission))
+    add(state, 0, 1)
+    gpu(state)
+    fill_host(state, (1,), 33)
+    admission.times = flat_times(cpu=9.0)
+    assert gpu(state).swap_in == home
+
+
 def test_prompts_for_hbm_are_cut_at_the_soft_limit_and_host_prompts_are_not() -> None:
     state = make(gpu=8, soft=64, policy=make_policy("dualpace", chunk_prompts=True))
     add(state, 0, 100)

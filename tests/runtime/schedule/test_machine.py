@@ -20,10 +20,13 @@ from dualpace.runtime.schedule.estimate import Declared, Estimator, Quantile
 from dualpace.runtime.schedule.host_admission import ProfiledAdmission
 from dualpace.runtime.schedule.policies import POLICIES
 from dualpace.runtime.types import Owner
+from tests.runtime.schedule.homesick import Homesick
 from tests.runtime.schedule.predictor import FlatPredictor, flat_times
 from tests.runtime.schedule.world import World
 
 ROUNDS = {"total": 0}
+
+
 DEPARTURES: dict[str, dict[str, Any]] = {
     "paper": {},
     "chunks": {"chunk_prompts": True},
@@ -33,6 +36,7 @@ DEPARTURES: dict[str, dict[str, Any]] = {
         "chunk_prompts": True,
         "admission": ProfiledAdmission(flat_times(cpu=9.0, prefill=50.0)),
     },
+    "homesick": {"chunk_prompts": True, "admission": Homesick(None)},
     "restless": {"migrate_every": 3},
 }
 lengths = st.integers(1, 90)

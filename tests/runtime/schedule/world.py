@@ -35,6 +35,7 @@ class World:
     suspects: set[int] = field(default_factory=set)  # at any time
     rounds: int = 0
     work: int = 0  # tokens sampled and chunks computed
+    unpromised: int = 0  # rounds that took somebody home into HBM that all may outgrow
     reuse: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
     """Outstanding swap-out -> (HBM blocks that it reads, requests that may take them already)."""
 
@@ -229,6 +230,9 @@ class World:
             assert not (step.prefill_cpu or step.swap_in or step.swap_out or step.preempted)
         if self.state.policy.guards_host and (fresh or step.swap_out):
             assert step.snapshot.host.holds, "admitted beyond Equation 2"
+        if step.swap_in and self.state.gpu_peak > step.snapshot.gpu_capacity:
+            assert step.snapshot.host.holds, "called home beyond Equation 2"
+            self.unpromised += 1
         decoding = {row.request.id for row in rows if row.kind is RowKind.DECODE}
         for transfer in step.transfers:
             if transfer.kind is TransferKind.SWAP_OUT:
