@@ -230,7 +230,8 @@ class World:
             assert not (step.prefill_cpu or step.swap_in or step.swap_out or step.preempted)
         if self.state.policy.guards_host and (fresh or step.swap_out):
             assert step.snapshot.host.holds, "admitted beyond Equation 2"
-        if step.swap_in and self.state.gpu_peak > step.snapshot.gpu_capacity:
+        promised = self.state.gpu_peak <= step.snapshot.gpu_capacity
+        if self.state.policy.guards_host and step.swap_in and not promised:
             assert step.snapshot.host.holds, "called home beyond Equation 2"
             self.unpromised += 1
         decoding = {row.request.id for row in rows if row.kind is RowKind.DECODE}
